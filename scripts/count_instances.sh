@@ -21,7 +21,7 @@ block_\w+_kernel(<\d+>)?
 delta::\w+(<[\w, ]+>)?
 (choose_many|choose_and_group|group_many)
 (layer_norm_kernel|add_bias_kernel<\w+>|patch_values_kernel|grid_\w+_kernel)
-(add_prompt_terms(_of_ranks)?<[\w, ]+>|down_fp4_sum|down_fp4_sum_of_ranks|defer_kernel|mtp_rows_kernel)
+(add_answer_terms<\d+>|add_prompt_terms(_of_ranks)?<[\w, ]+>|down_fp4_sum|down_fp4_sum_of_ranks|defer_kernel|mtp_rows_kernel)
 (embed_kernel<\w+>|gather_kernel|top_kernel|best_token_kernel|write_ring_kernel)
 (accept_drafts_kernel|follow_choice_kernel|follow_draft_kernel)
 (all_reduce_small|all_reduce_large|add_answer|add_answer_of_ranks|add_prompt|add_prompt_of_ranks<[\w, ]+>)

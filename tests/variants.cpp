@@ -56,6 +56,7 @@ void check_cuts() {
                                         scaled = linear::cut_prompt<S>(sms, tiles, tokens, true);
                 CHECK((cut.tokens % 16 == 0 && cut.tokens > 0 && cut.tokens <= S::kTokens));
                 CHECK((scaled.tokens % 16 == 0 && scaled.tokens > 0 && scaled.tokens <= S::kScaledTokens));
+                CHECK((scaled.tiles > 0 && scaled.tiles <= S::kTiles));
                 CHECK((cut.tiles > 0 && cut.tiles <= S::kTiles));
                 const auto blocks = [&](int of_tiles, int of_tokens) {
                     return (tiles + of_tiles - 1) / of_tiles * S::kCluster *
@@ -256,6 +257,10 @@ TEST_SUITE("cpu") {
                 }
         CHECK(prompt.size() == 9);
         CHECK(experts.size() == 3);
+        CHECK(choose(kH200, ExpertsShape{Kind::fp8, 64, 384}) == ExpertsProduct::tour);
+        CHECK(choose(kH200, ExpertsShape{Kind::fp8, 64, 385}) != ExpertsProduct::tour);
+        CHECK((as_prompt(kH200, Kind::fp8, 256) && !as_prompt(kH200, Kind::fp8, 385)));
+        CHECK_FALSE((as_prompt(kH200, Kind::nvfp4, 256) || as_prompt(kA100, Kind::fp8, 256)));
     }
 
     TEST_CASE(

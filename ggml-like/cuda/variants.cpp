@@ -149,6 +149,10 @@ MixtureProduct choose_down(const Card& card, const MixtureShape& m) {
     return down_streams(card, m) ? MixtureProduct::stream : MixtureProduct::slices;
 }
 
+bool as_prompt(const Card& card, Kind gate_up, int experts) {
+    return gate_up == Kind::fp8 && moe::tour_fits<Kind::fp8>(card, experts);
+}
+
 /// Of few rows a block has one tile, and those that wait for other ranks must all be resident.
 bool down_sums(const Card& card, const MixtureShape& m) {
     const MixtureProduct product = choose_down(card, m);

@@ -22,6 +22,7 @@
 //   NVFP4, gate, up  one    few      choosing  stream   all but stream choose experts themselves: up to 256, 8 used; choosing is a
 //                                                      stream, too
 //   NVFP4, down      one    few      stream    stream
+//   FP8, warpgroups  as in prompts (as_prompt), whatever the format of down: experts tour
 //   other formats    choose_experts, then 16 rows at a time (slices)
 //
 //   Over ranks one, few and (low) quarters of BF16 and NVFP4, and every down of NVFP4, also add up, if all of their blocks run at
@@ -91,6 +92,8 @@ struct MixtureShape {
 
 MixtureProduct choose_gate_up(const Card& card, const MixtureShape& shape);
 MixtureProduct choose_down(const Card& card, const MixtureShape& shape);
+/// Whether an answer's mixture is made as a prompt's are, with the same bits: experts whose gate and up are FP8, where the tour takes them.
+bool as_prompt(const Card& card, pack::Kind gate_up, int experts);
 /// Whether the blocks of this choice of choose_down also add up over ranks.
 bool down_sums(const Card& card, const MixtureShape& shape);
 /// Whether up to 64 rows fit a stream, of answers or of prompts. gate and up: the shared expert may be of another format.

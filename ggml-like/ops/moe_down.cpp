@@ -168,8 +168,9 @@ Residual moe_down(Graph& g, std::string_view name, const MoeGateUpResult& in, Te
                                           .shared = &shared,
                                           .kind = next.kind,
                                           .sums = ranks.sums(),
-                                          .gate_up_experts = in.permuted != nullptr ? in.experts : nullptr,
-                                          .gate_up_shared = in.shared_expert}};
+                                          .gate_up_experts = in.experts,
+                                          .gate_up_shared = in.shared_expert,
+                                          .permuted = in.permuted != nullptr}};
     if (ranks.zeros != nullptr) node.inputs.push_back(ranks.zeros);
     if (in.permuted != nullptr) node.inputs.push_back(in.permuted);
     g.add(std::move(node));

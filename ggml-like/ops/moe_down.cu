@@ -3,7 +3,7 @@
 //   answers, other formats, up to 16 rows at a time, as many as fit: block = one tile of 16 output rows, all terms of it; 8 warps split the
 //     columns of every expert in turn. Experts come in rising order of id, so a row's sum does not depend on its
 //     neighbours. No atomics. The shared expert, which may have another format, comes second, in a launch of its own.
-//   prompts: grouped tiled product (cuda/linear/gemm.h; of up to 64 rows NVFP4 through cuda/moe/down_fp4.cu, which adds in the same
+//   prompts, and answers as_prompt (cuda/variants.h): grouped tiled product (cuda/linear/gemm.h; of up to 64 rows NVFP4 through cuda/moe/down_fp4.cu, which adds in the same
 //     order) writes the terms in BF16, then one kernel weighs and adds them and does the next norm's part.
 //   over ranks, answers: the kernels of down_fp4.cu add up; of other formats a kernel that follows does (cuda/parts_of_ranks.h).
 //     Prompts: the kernel that adds the terms sends and adds the ranks' sums, too (cuda/comm/chunks.cuh)
@@ -270,6 +270,23 @@ __global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
     write_squares<kAddThreads>(a.next, n, squares);
 }
 
+constexpr int kAnswerThreads = 128;
+
+/// The same of an answer, a thread four columns.
+template <int kUsed>
+__global__ void __launch_bounds__(kAnswerThreads) add_answer_terms(Down a) {
+    allow_successor();
+    const int n = blockIdx.y, k = (blockIdx.x * kAnswerThreads + threadIdx.x) * 4;
+    const bool there = k < a.experts.rows;
+    const float4 norm = there ? *reinterpret_cast<const float4*>(a.next.norm + k) : float4{};
+    wait_for_predecessor();
+    if (!there) return;
+    const float* residual = a.residual + n * a.ld + k;
+    const float4 sum = add_terms<kUsed>(a, n, k, __ldcg(reinterpret_cast<const float4*>(residual)));
+    *reinterpret_cast<float4*>(a.y + n * a.ld + k) = sum;
+    defer_four(a.next, n, k, sum, norm);
+}
+
 /// Rows of which each rank has terms of its own.
 template <bool kWhole, int kUsed>
 struct TermRows : RankRows<kWhole> {
@@ -307,7 +324,8 @@ void add_terms(Context& c, const Down& a, Sums sums) {
     sums == Sums::whole ? add_terms_of_ranks<true, kUsed>(c, a) : add_terms_of_ranks<false, kUsed>(c, a);
 }
 
-void prompt(Context& c, const Down& a, const Packed& shared, Sums sums) {
+/// The terms of all rows, as groups have them, the shared expert's last.
+void make_terms(Context& c, const Down& a, const Packed& shared) {
     const int64_t columns = a.experts.rows;
     if (down_streams(c, shape_of(a))) {
         down_fp4_prompt_terms(c, a);
@@ -321,7 +339,19 @@ void prompt(Context& c, const Down& a, const Packed& shared, Sums sums) {
         if (!with_shared)
             gemm(c, shared, a.shared_in, a.shared_width, a.rows, {.y = own, .ld = ld}, Split::never);
     }
+}
+
+void prompt(Context& c, const Down& a, const Packed& shared, Sums sums) {
+    make_terms(c, a, shared);
     a.used == 8 ? add_terms<8>(c, a, sums) : add_terms<0>(c, a, sums);
+}
+
+/// As a prompt; but the squares are an answer's.
+void answer_as_prompt(Context& c, const Down& a, const Packed& shared) {
+    make_terms(c, a, shared);
+    const dim3 grid((a.experts.rows / 4 + kAnswerThreads - 1) / kAnswerThreads, a.rows);
+    launch(c, "add terms", a.used == 8 ? add_answer_terms<8> : add_answer_terms<0>, grid, kAnswerThreads, 0,
+           a);
 }
 
 /// Rows [first, first + count).
@@ -338,7 +368,8 @@ Down slice_of(const Down& a, int first, int count) {
     return d;
 }
 
-void answer(Context& c, const Down& a, const comm::Peers* peers) {
+void answer(Context& c, const Down& a, const Packed& shared, bool whole, const comm::Peers* peers) {
+    if (whole) return answer_as_prompt(c, a, shared);
     const MixtureProduct product = choose_down(c, shape_of(a));
     if (product != MixtureProduct::slices) return down_fp4(c, product, a, peers);
     int each = kFewRows;
@@ -351,7 +382,7 @@ void answer(Context& c, const Down& a, const comm::Peers* peers) {
 /// What moe_gate_up left for down_fp4_few.cu, or null.
 const uint8_t* permuted_rows(const Node& node, const Context& c, int rows, int used) {
     const auto& p = node.params<MoeDownParams>();
-    if (p.gate_up_experts == nullptr) return nullptr;
+    if (!p.permuted) return nullptr;
     const auto& experts = *static_cast<const PackedExperts*>(p.gate_up_experts->placed);
     const auto& shared = *static_cast<const Packed*>(p.gate_up_shared->placed);
     const MixtureShape shape = shape_of(experts, shared.part[0], experts.chunks, rows, used);
@@ -385,13 +416,15 @@ void moe_down(const Node& node, Context& c) {
            .terms = node.outputs[3]->data,
            .ready = p.kind == StepKind::prompt ? nullptr : node.inputs[6]->as<uint64_t>(),
            .next = defer_of(*node.inputs[8], *node.outputs[1], *node.outputs[2])};
-    if (p.kind == StepKind::answer) a.permuted = permuted_rows(node, c, a.rows, a.used);
     if (p.kind == StepKind::prompt) return prompt(c, a, shared, p.sums);
-    if (p.sums == Sums::none || c.peers == nullptr) return answer(c, a, nullptr);
-    if (down_sums(c, shape_of(a))) return answer(c, a, c.peers);
+    a.permuted = permuted_rows(node, c, a.rows, a.used);
+    const auto& gate_up = *static_cast<const PackedExperts*>(p.gate_up_experts->placed);
+    const bool whole = as_prompt(c, gate_up.kind, gate_up.count);
+    if (p.sums == Sums::none || c.peers == nullptr) return answer(c, a, shared, whole, nullptr);
+    if (!whole && down_sums(c, shape_of(a))) return answer(c, a, shared, false, c.peers);
     const float* residual = a.residual;
     a.residual = node.inputs[9]->as<float>();
-    answer(c, a, nullptr);
+    answer(c, a, shared, whole, nullptr);
     add_parts_of_answer(c, a.y, residual, a.y, a.next, y.elements());
 }
 

@@ -2,7 +2,8 @@
 // next norm needs of x' (residual.h)
 //
 // The outputs of moe_gate_up, residual x F32 [T, D], experts: E weights [D, F], shared_down [D, Fs], the next norm
-// -> Residual of x' [T, D]. Each product is an FP32 sum as in linear_add; prompt steps on a GPU round it to BF16.
+// -> Residual of x' [T, D]. Each product is an FP32 sum as in linear_add; prompt steps on a GPU round it to BF16, and so do answer steps
+// that it makes as prompts' (cuda/variants.h: as_prompt).
 // A row's terms are added in the order of its choices, the shared expert's last, so its bits depend on that row and
 // the kind of the step only.
 // Of ranks that each have some columns of all experts, the terms' sum is added up over the ranks as in linear_add.
@@ -17,9 +18,10 @@ struct MoeDownParams {
     const Weight* shared;
     StepKind kind;
     Sums sums;
-    /// Of the moe_gate_up before, if it has `permuted`, else null.
+    /// Of the moe_gate_up before.
     const ExpertWeights* gate_up_experts;
     const Weight* gate_up_shared;
+    bool permuted;  // whether it has `permuted`
 };
 
 /// inputs {routed, shared, ids, weights, shared_gate, groups, ready, residual, next norm}, over ranks zeros, and `permuted`, if there is

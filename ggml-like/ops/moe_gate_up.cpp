@@ -144,6 +144,10 @@ void check(std::string_view name, const Residual& in, const ExpertWeights& exper
 
 const Op kMoeGateUp{"moe_gate_up", run, cost};
 
+bool lays_out(const MoeGateUpParams& p) {
+    return p.kind == StepKind::prompt || p.experts->expert.at(0).segments.at(0).dtype == DType::F8_E4M3;
+}
+
 MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in, const ExpertWeights& experts,
                             const Weight& shared, int used, float eps, StepKind kind) {
     check(name, in, experts, shared, used);
@@ -171,11 +175,11 @@ MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in,
               .outputs = {out.routed, out.shared, out.ids, out.weights, out.shared_gate, out.groups,
                           out.ready, g.scratch(part("factor"), DType::F32, {tokens})},
               .parameters = MoeGateUpParams{&experts, &shared, used, eps, kind}};
-    if (permuted) node.outputs.push_back(out.permuted);
-    if (kind == StepKind::prompt) {
+    if (lays_out(node.params<MoeGateUpParams>())) {
         node.outputs.push_back(g.scratch(part("grouped"), in.h->dtype, {tokens * used, experts.cols}));
         node.outputs.push_back(g.scratch(part("places"), DType::I32, {tokens * used}));
     }
+    if (permuted) node.outputs.push_back(out.permuted);
     g.add(std::move(node));
     return out;
 }

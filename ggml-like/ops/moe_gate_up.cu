@@ -4,7 +4,7 @@
 //     tiles of all needed experts and of the shared one form one list. One row of x: 16 warps share a tile and meet in
 //     shared memory. More rows, so more experts: a warp has a tile of its own and nobody waits. Both add partial sums in
 //     the same order.
-//   prompts: products grouped by expert (cuda/moe/gemm_experts.h), on sm_90a of rows that cuda/moe/group_rows.cu lays out; of up to 64
+//   prompts, and answers as_prompt (cuda/variants.h): products grouped by expert (cuda/moe/gemm_experts.h), on sm_90a of rows that cuda/moe/group_rows.cu lays out; of up to 64
 //     rows NVFP4 experts through cuda/moe/gate_up_fp4.cu, which adds in the same order
 // Traffic of few rows: the weights of each needed expert once.
 #include "ggml-like/ops/moe_gate_up.h"
@@ -301,7 +301,8 @@ void few(Context& c, Kind kind, GateUp a) {
     few<Kind::nvfp4>(c, a);
 }
 
-GateUp arguments_of(const Node& node) {
+/// whole: a prompt, or as_prompt.
+GateUp arguments_of(const Node& node, bool whole) {
     const Tensor &h = *node.inputs[0], &squares = *node.inputs[1], &logits = *node.inputs[2];
     const auto& p = node.params<MoeGateUpParams>();
     const auto& experts = *static_cast<const PackedExperts*>(p.experts->placed);
@@ -320,8 +321,8 @@ GateUp arguments_of(const Node& node) {
         .weights = node.outputs[3]->as<float>(),
         .shared_gate = node.outputs[4]->as<float>(),
         .groups = node.outputs[5]->as<int>(),
-        .places = fixed ? nullptr : node.outputs[9]->as<int>(),
-        .ready = fixed ? node.outputs[6]->as<uint64_t>() : nullptr,
+        .places = whole ? node.outputs[9]->as<int>() : nullptr,
+        .ready = fixed && !whole ? node.outputs[6]->as<uint64_t>() : nullptr,
         .factor = node.outputs[7]->as<float>(),
         .counts = node.outputs[0]->as<uint32_t>(),  // routed, which nobody has written yet
         .counts_bytes = node.outputs[0]->bytes()};
@@ -386,15 +387,17 @@ void prompt(Context& c, const GateUp& a, const Packed& shared, bf16* grouped) {
 }  // namespace
 
 void moe_gate_up(const Node& node, Context& c) {
-    GateUp a = arguments_of(node);
     const auto& p = node.params<MoeGateUpParams>();
-    if (p.kind == StepKind::prompt)
+    const auto& experts = *static_cast<const PackedExperts*>(p.experts->placed);
+    const bool whole = p.kind == StepKind::prompt || as_prompt(c, experts.kind, experts.count);
+    GateUp a = arguments_of(node, whole);
+    if (whole)
         return prompt(c, a, *static_cast<const Packed*>(p.shared->placed), node.outputs[8]->as<bf16>());
     const MixtureProduct product = choose_gate_up(c, shape_of(a));
     if (product == MixtureProduct::slices) return answer_slices(c, a);
     if (product == MixtureProduct::stream) choose_experts(c, a.choice);
     if (leaves_permuted(c, shape_of(a)) && node.outputs.size() > 8)
-        a.permuted = node.outputs[8]->as<uint8_t>();
+        a.permuted = node.outputs.back()->as<uint8_t>();
     gate_up_fp4(c, product, a);
 }
 

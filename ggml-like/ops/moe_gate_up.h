@@ -8,7 +8,8 @@
 //   groups I32 [E + 1 + T*K]: E + 1 offsets, then the pairs (t*K + j) of each expert, rising: expert e owns
 //     pairs[offset[e]] .. pairs[offset[e+1] - 1]
 //   routed [T, K, F], shared [T, Fs] in h's dtype: both products are FP32 sums as in linear_add, times r; silu and the
-//     product of the two in FP32; one rounding. A GPU's rows of routed in a prompt step are in the order of groups' pairs.
+//     product of the two in FP32; one rounding. A GPU's rows of routed in a prompt step, and in an answer step that it makes as one, are in
+//     the order of groups' pairs.
 //   ready I64 [told_words(T, K)], zeros before: a GPU tells moe_down here what was chosen, or that ids, weights, gate and groups are
 //     complete, before routed and shared are
 // Answer steps on a GPU: the bits of a row depend on itself alone for up to 512 choices T * K.
@@ -44,9 +45,12 @@ struct MoeGateUpResult {
 /// Bytes of a row of `permuted`.
 constexpr int64_t permuted_row_bytes(int64_t width) { return 2 * width + 64; }
 
-/// inputs {h, squares, logits}; outputs in the order of MoeGateUpResult, but before `permuted` factor F32 [T]. Prompt steps have instead of
-/// `permuted` rows of h for all pairs, [T * K, D] in h's dtype, and I32 [T * K], where groups has each pair. All four are kernel scratch.
+/// inputs {h, squares, logits}; outputs in the order of MoeGateUpResult, but before `permuted` factor F32 [T]; where lays_out rows of h for all pairs,
+/// [T * K, D] in h's dtype, and I32 [T * K], where groups has each pair. All four are kernel scratch.
 extern const Op kMoeGateUp;
+
+/// Whether a GPU may lay out rows of h by expert: in prompt steps, and in answer steps of FP8 experts.
+bool lays_out(const MoeGateUpParams& p);
 
 MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in, const ExpertWeights& experts,
                             const Weight& shared, int used, float eps, StepKind kind);

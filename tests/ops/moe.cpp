@@ -61,7 +61,7 @@ class MoeTest {
             set_input(p, residual, residual_.pick(rows));
             set_logits(p, in.logits, logits_of(rows), s_.experts);
         });
-        return by_pair(device_, c_.kind, s_.experts, 0, std::move(out));
+        return by_pair(device_, c_.kind, s_, 0, std::move(out));
     }
 
   private:

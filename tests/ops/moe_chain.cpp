@@ -99,7 +99,7 @@ class ChainTest {
             },
             times);
         out[kLogits] = read_logits(device_, kind, out[kLogits], n, s_.experts);
-        return by_pair(device_, kind, s_.experts, kIds, std::move(out));
+        return by_pair(device_, kind, s_, kIds, std::move(out));
     }
 
     void check_values(StepKind kind, int64_t n, const StepOutputs& out) {

@@ -39,7 +39,7 @@ class ChoiceTest {
             made.fill(p, in);
             set_logits(p, in.logits, logits, s.experts);
         });
-        return by_pair(device_, kind_, s.experts, 0, std::move(out));
+        return by_pair(device_, kind_, s, 0, std::move(out));
     }
     /// All rows but `except`.
     void check(int64_t n, const std::vector<float>& logits, const Chosen& out, int64_t except = -1) const {

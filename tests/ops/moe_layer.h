@@ -2,6 +2,7 @@
 // decodes.
 #pragma once
 
+#include <cstdlib>
 #include <numeric>
 #include <optional>
 
@@ -78,9 +79,19 @@ inline void add_outputs(Graph& g, const MoeGateUpResult& up, const std::vector<T
     g.output(up.groups);
 }
 
-/// Rows of routed in the order of pairs, where a GPU has that of groups: in prompt steps. `at`: of ids in the outputs; groups are last.
-inline StepOutputs by_pair(const Device& device, StepKind kind, int64_t experts, size_t at, StepOutputs out) {
-    if (device.exact() || kind != StepKind::prompt) return out;
+/// Whether a GPU makes answers of these experts as prompts' (cuda/variants.h: as_prompt).
+inline bool as_prompt(const Device& device, const Shape& s) {
+    const bool fp8 = s.form == Form::f8_tensor || s.form == Form::f8_row || s.form == Form::f8_block;
+    const bool warpgroups = device.backend->description().find("sm_90") != std::string::npos &&
+                            std::getenv("QUERN_TEST_SHARED_BYTES") == nullptr;
+    return fp8 && warpgroups && s.experts <= 384;
+}
+
+/// Rows of routed in the order of pairs, where a GPU has that of groups: in prompt steps, and as_prompt. `at`: of ids in the outputs;
+/// groups are last.
+inline StepOutputs by_pair(const Device& device, StepKind kind, const Shape& s, size_t at, StepOutputs out) {
+    if (device.exact() || (kind != StepKind::prompt && !as_prompt(device, s))) return out;
+    const int64_t experts = s.experts;
     const std::vector<double> grouped = out[at + 3];
     const size_t pairs = out[at].size(), width = grouped.size() / pairs;
     for (size_t i = 0; i < pairs; ++i) {

@@ -220,6 +220,9 @@ void norm_linear_large(Device& device) {
             ++seed);
     }
     if (small) return;
+    // Few tokens of a tall matrix.
+    for (const Form form : {Form::bf16, Form::f8_row, Form::f8_block, Form::nvfp4})
+        check_norm_linear(device, {StepKind::prompt, {16, 50, 64}, 192, {17008}, {form}}, ++seed);
     // Prompts of more places than blocks, with fewer columns than a ring holds, and with more; and of tokens that L2 has no room for.
     for (const Form form : {Form::bf16, Form::f8_row, Form::f8_block, Form::nvfp4}) {
         for (const int64_t cols : {192, 1040})
@@ -267,6 +270,7 @@ void norm_linear_head(Device& device) {
         for (const HeadForm& form :
              {HeadForm{DType::BF16, ScaleKind::none, 1024}, HeadForm{DType::BF16, ScaleKind::none, 2048},
               HeadForm{DType::F8_E4M3, ScaleKind::per_row, 2048},
+              HeadForm{DType::F8_E4M3, ScaleKind::block128, 2048},
               HeadForm{DType::NVFP4, ScaleKind::nvfp4, 2048}})
             check_head(device, form, kind);
 }

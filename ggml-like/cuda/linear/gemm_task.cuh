@@ -25,7 +25,7 @@ struct GemmTask {
     bool stays;    // of a prompt, with products of warpgroups: blocks go from place to place
     bool paired;
     bool f32;
-    bool chunk_scales;  // Part::chunk_scales, of dense matrices
+    bool chunk_scales;  // Part::chunk_scales of a dense matrix; products of experts always read their scales
     const bf16* x;
     int ldx8;  // in 16 bytes
     int tokens;

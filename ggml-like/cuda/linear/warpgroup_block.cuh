@@ -183,14 +183,15 @@ struct WarpgroupBlock {
         if (m.chunk == 0) wait_phase(full + m.stage, m.phase);
         load(m);
     }
-    /// The same in all lanes, which the compiler is told if it does not know: descriptors are made in registers that lanes share.
+    /// rows_of_chunk, the same in all lanes, which the compiler is told if it does not know: descriptors are made in registers that lanes
+    /// share.
     template <bool kGoesOn>
     __device__ __forceinline__ uint64_t shared_rows(const March& m) const {
         const uint64_t rows = rows_of_chunk(m);
         if constexpr (!kGoesOn) return rows;
         return rows >> 32 << 32 | __shfl_sync(0xffffffffu, static_cast<uint32_t>(rows), 0);
     }
-    /// kFresh: acc = the chunk's products, else they are added.
+    /// acc += the chunk's products; kFresh: acc = them.
     template <int kN, bool kGoesOn = false, bool kFresh = false>
     __device__ __forceinline__ void add_chunk(March& m, float (&acc)[kN / 8][4]) const {
         const int done = m.stage;

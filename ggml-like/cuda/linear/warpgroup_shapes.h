@@ -27,7 +27,7 @@ struct WarpgroupShape {
     using Task = GemmTask;
     static constexpr bool kOverRanks = false;
     static constexpr int kTokens = Tokens;
-    /// Where chunks have scales (FP8): these meet sums of two chunks, which take as many registers again.
+    /// Of prompts, FP8 whose chunks have scales: these meet sums of two chunks, which take as many registers again.
     static constexpr int kScaledTokens = Tokens == 256 ? 160 : Tokens / 2;
     static constexpr int kChunks = Chunks;  // of a stage
     static constexpr int kBlocksPerSm = BlocksPerSm;
@@ -59,7 +59,8 @@ struct StageRing {
     static constexpr int kTokens = S::kChunks * S::kTokens * 128;
     static constexpr int kTotals =
         S::kAnswer && S::kCluster == 1 ? S::kSumThreads * S::kSideTokens / 2 * 4 : 0;
-    /// Tokens whose sums a warpgroup turns together, 128 bytes each, where they leave while the ring is full.
+    /// Tokens whose sums a warpgroup turns together, 128 bytes each, where they leave while the ring is full. Of NVFP4, whose ring has more
+    /// stages, they share what is left.
     static constexpr int kTurned = K == Kind::nvfp4 ? 16 : 64;
     // Room beside the ring: for what is turned, or for sums of answers by blocks that stay. Other sums lie where the ring was.
     static constexpr int kOwnSums = S::kTurns ? S::kTiles / 4 * kTurned * 128 : S::kStays ? S::kSumBytes : 0;

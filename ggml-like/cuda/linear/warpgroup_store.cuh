@@ -223,11 +223,11 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     /// Products, and the sums to where they meet.
     __device__ __forceinline__ void multiply_all() {
         if constexpr (K == Kind::fp8)
-            if (task.chunk_scales) return multiply_scaled<true>();
-        multiply_scaled<false>();
+            if (task.chunk_scales) return multiply_tokens<true>();
+        multiply_tokens<false>();
     }
     template <bool kScaled>
-    __device__ __forceinline__ void multiply_scaled() {
+    __device__ __forceinline__ void multiply_tokens() {
         multiply_present<kScaled ? S::kScaledTokens : S::kSideTokens>([&]<int kN>(Number<kN>) {
             float acc[kN / 8][4];
             this->template march<kN, false, kScaled>(acc);
@@ -297,9 +297,9 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     __device__ __forceinline__ void sum_place(int at) {
         constexpr int kMost = kScaled ? S::kScaledTokens : S::kTokens;
         const int token = static_cast<int>(threadIdx.x), warp = token / 32;
-        const bool scaled = task.scale.squares != nullptr;
+        const bool normed = task.scale.squares != nullptr;
         // Asked for before the products, needed after them.
-        float squares = scaled && token < place.count ? __ldcg(task.scale.squares + place.first + token) : 0;
+        float squares = normed && token < place.count ? __ldcg(task.scale.squares + place.first + token) : 0;
         const float* f = task.factor +
                          (place.row_block * this->row_step() + min(warp, tiles - 1)) * kTileRows +
                          token % 32 / 4;
@@ -311,7 +311,7 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
         asm volatile("" : "+f"(squares), "+f"(low), "+f"(high));
         // Others may still read those of the place before.
         float* of_place = scales() - at % 2 * S::kTokens;
-        of_place[token] = scaled ? prompt_factor_of(task.scale, squares) : 1.0f;
+        of_place[token] = normed ? prompt_factor_of(task.scale, squares) : 1.0f;
         sum_barrier();
         store_lines<kMost>(acc, {low * kRowLift<K>, high * kRowLift<K>}, of_place);
     }

@@ -9,8 +9,9 @@ namespace quern::cuda::moe {
 using namespace pack;
 using namespace linear;
 
-/// A block an SM goes from tile to tile, each 256 rows of an expert's matrix and up to 128 of its tokens (expert_tour.cuh).
-/// A stage is kChunks chunks of 64 columns; the last may have fewer. FP8: 128 rows, as the sums of a stage take as many registers again.
+/// A block an SM goes from tile to tile, each kTiles x 16 rows of an expert's matrix and up to 128 of its tokens (expert_tour.cuh).
+/// A stage is kChunks chunks of 64 columns; the last may have fewer. FP8 has half the rows, as the sums of a stage take as many registers
+/// again.
 template <Kind K>
 struct Tour {
     static constexpr int kTokens = 128;

@@ -10,7 +10,7 @@
 //
 // The shared expert may come along, if its matrix is of the same shape and format.
 //
-// Tiles: an expert's tokens are cut evenly into as few tiles as hold them; (expert, tile of tokens) slow, 256 rows fast,
+// Tiles: an expert's tokens are cut evenly into as few tiles as hold them; (expert, tile of tokens) slow, rows of the matrix fast,
 // so that neighbouring blocks read the same tokens. Block b takes tile b first, then whichever nobody has taken: they differ
 // in size. The copying warps write what a tile is into a slot while the one before it is multiplied, so that its tokens are asked
 // for as soon as a stage is free. Rows of x lie as groups have them: group_rows.cu lays them out for gate and up, and these leave theirs so
@@ -18,7 +18,7 @@
 // Operands: A from registers, decoded there, a stage at a time, while other warpgroups multiply. B from shared memory, as
 // many tokens as there are, in steps of 16.
 // Order of sums: columns as they come, as everywhere in prompts of experts (gemm_experts.h).
-// Traffic: packed weights once per tile of tokens, activations once per 256 rows of the matrix, up to 15 rows more of a tile.
+// Traffic: packed weights once per tile of tokens, activations once per 256 rows of the matrix (FP8: 128), up to 15 rows more of a tile.
 // Limits: up to Tour::kMaxExperts experts; weights that warpgroups take.
 #pragma once
 

@@ -99,7 +99,8 @@ struct TourProducts : TourMemory<K> {
         hold(acc);
     }
 
-    /// FP8: scales of chunks meet the sums of a stage, whose two chunks are of one block of columns (shard.h cuts at such blocks). A chunk
+    /// FP8: scales of chunks meet the sums of a stage, whose two chunks are of one block of 128 columns (pack.cu; shard.h cuts at such
+    /// blocks). A chunk
     /// is decoded while the products of the one before run.
     template <int kN>
     __device__ __forceinline__ void march_scaled(March& m, float (&acc)[kN / 8][4]) const {

@@ -34,10 +34,10 @@ struct Choice {
     int* ids;
     float *weights, *shared_gate;
     int* groups;
-    int* places;  // in prompt steps, else null: [rows * used], where groups has each pair
+    int* places;  // in prompt steps and as_prompt, else null: [rows * used], where groups has each pair
     /// Zeros before the run, as many as told_words(rows, used). Of one row route.cuh's Chosen, the shared expert's gate last; of up
     /// to kFewStepRows rows choice_list.cuh's words, if no more than kMaxChoiceUsed experts are used. If ready_is_flag the first
-    /// is a flag: all is complete. Null in prompt steps.
+    /// is a flag: all is complete. Null in prompt steps, and as_prompt.
     uint64_t* ready;
     float* factor;  // [rows] of the norm
     /// Scratch of steps of many rows, a byte for each 8 rows and expert (rounded up), or less.
@@ -61,9 +61,10 @@ struct GateUp {
     int columns;
     const int *ids, *groups;
     int rows, used;
-    bf16 *routed, *shared_out;  // [rows * used, F], in prompt steps as groups has the pairs; [rows, Fs]
-    const float* factor;        // [rows] of the norm, for kernels that do not choose
-    Choice choice;              // for kernels that choose
+    bf16 *routed,
+        *shared_out;  // [rows * used, F], in prompt steps and as_prompt as groups has the pairs; [rows, Fs]
+    const float* factor;  // [rows] of the norm, for kernels that do not choose
+    Choice choice;        // for kernels that choose
     /// [rows * (used + 1), fp4_row_bytes]: both once more, in the order of the places of choice_list.cuh, for down_fp4_few.cu; or null.
     uint8_t* permuted;
     int first_pair = 0;  // in groups, of the launch's rows
@@ -80,9 +81,9 @@ struct Down {
     int rows, used;
     float* y;
     int64_t ld;
-    void* terms;  // [rows * (used + 1), D]: F32, in prompt steps BF16
+    void* terms;  // [rows * (used + 1), D]: F32, in prompt steps and as_prompt BF16
     /// Choice::ready; null: the choice is complete when the predecessor has ended. Kernels that read groups take the flag alone. Those of
-    /// prompts take neither: a prompt's gate and up, or group_rows before them, let their successors begin only after their own wait, so that
+    /// prompts and of answers as_prompt take neither: a prompt's gate and up, or group_rows before them, let their successors begin only after their own wait, so that
     /// ids, groups and factors are complete when the products of gate and up (expert_tour.cuh) and of moe_down begin, before these wait.
     /// Between two mixtures of a prompt there is a choice, which waits: the tours of two moe_down share a counter.
     const uint64_t* ready;
