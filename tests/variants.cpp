@@ -221,8 +221,7 @@ TEST_SUITE("cpu") {
                 REQUIRE(linear::dense_rows_fit(card, s.kind, s.rows, s.chunks, 0));
             }
             if (product >= AnswerProduct::quarters)
-                REQUIRE(
-                    (card.warpgroups && s.kind != Kind::fp8 && s.chunks % linear::piece_chunks(s.kind) == 0));
+                REQUIRE((card.warpgroups && s.chunks % linear::piece_chunks(s.kind) == 0));
         });
     }
 

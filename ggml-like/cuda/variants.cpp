@@ -80,9 +80,9 @@ AnswerProduct choose(const Card& card, const AnswerShape& s) {
         if (s.normed && one(Extent::many)) return AnswerProduct::tall;
         return AnswerProduct::few;
     }
-    const bool warpgroups = s.kind == Kind::bf16    ? answers_fit<Kind::bf16>(card, s.chunks)
-                            : s.kind == Kind::nvfp4 ? answers_fit<Kind::nvfp4>(card, s.chunks)
-                                                    : false;
+    const bool warpgroups = s.kind == Kind::bf16  ? answers_fit<Kind::bf16>(card, s.chunks)
+                            : s.kind == Kind::fp8 ? answers_fit<Kind::fp8>(card, s.chunks)
+                                                  : answers_fit<Kind::nvfp4>(card, s.chunks);
     if (!warpgroups) return AnswerProduct::step;
     if (takes_quarters(card, s)) {
         const bool low = s.kind == Kind::bf16 && s.rows > 16 && s.rows <= LowQuarters::kTokens;

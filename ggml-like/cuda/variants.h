@@ -5,12 +5,11 @@
 //
 //   rows             1                  2 to 8    9 to 64
 //   matrix           one | tall | few   few       quarters | low quarters | whole | rounds
-//   FP8              one | tall | few   few       step: 16 or 32 rows a block
 //
 //     one, tall      dense_one.cuh; of a normed row that is not paired: columns a multiple of 1,024 (BF16) or 2,048; tall: more
 //                    tiles than a block finishes together, or gate and up
 //     few            dense_rows.cuh, where its rows fit into shared memory; rings as deep as the card's blocks allow
-//     step           step_product.cu: the rest, and every format where there are no products of warpgroups
+//     step           step_product.cu, 16 or 32 rows a block: the rest, and where there are no products of warpgroups
 //     quarters       gemm_answer.cu: a cluster of four blocks, for up to eight tiles an SM and 16 rows (NVFP4: nine), unless blocks
 //                    of `whole` would have two thirds of the SMs (BF16); low: of half the height, for 17 to 32 rows of BF16 and up
 //                    to a tile an SM; whole: one block; rounds: blocks that stay, for more than 32 rows and 16 tiles an SM. Also

@@ -1,4 +1,4 @@
-// BF16 and NVFP4 products of an answer step of many rows on sm_90a (gemm_warpgroups.cuh has the kernel): step_product.h's
+// Products of an answer step of many rows on sm_90a (gemm_warpgroups.cuh has the kernel): step_product.h's
 // sums, whose splits are products of warpgroups.
 //   quarters  a cluster of four blocks, each four of the splits, which send each other their sums
 //   low quarters  the same with half as many rows of the matrix: twice as many blocks where these were fewer than SMs
@@ -7,7 +7,8 @@
 //
 // Over ranks (low) quarters add up themselves (comm/tile_sums.cuh).
 //
-// NVFP4: x is lifted where it lies in shared memory, and the scale of each 16 columns meets the sum of their products.
+// NVFP4 and FP8: x is lifted where it lies in shared memory, and the scale of each 16 columns, or of a chunk, meets the sum of their
+// products.
 //
 // Traffic: weights once for each 32 rows (rounds: 64), x once a place. Bound: latency of few steps (DeltaNet in_proj, 32 rows: 20 us,
 // 12 of bytes); NVFP4 also instructions, half of them before and after the products (attention in_proj: 23 us, 2.5 of
@@ -54,7 +55,9 @@ void gemm_answer(Context& c, AnswerProduct product, const Part& part, const Pack
                                 : run<Kind::nvfp4>(c, product, over_ranks);
         return;
     }
-    part.kind == Kind::bf16 ? run<Kind::bf16>(c, product, task) : run<Kind::nvfp4>(c, product, task);
+    if (part.kind == Kind::bf16) return run<Kind::bf16>(c, product, task);
+    if (part.kind == Kind::fp8) return run<Kind::fp8>(c, product, task);
+    run<Kind::nvfp4>(c, product, task);
 }
 
 }  // namespace quern::cuda::linear

@@ -304,6 +304,36 @@ struct WarpgroupBlock {
             }
         }
     }
+    /// Answers, FP8: a chunk's scales meet the sum of its products, as in few_rows.cuh.
+    template <int kN>
+    __device__ __forceinline__ void add_fp8_chunk(March& m, float (&acc)[kN / 8][4]) const {
+        const uint8_t* chunk =
+            weights_of(m.stage) + tile_of_warp() * R::kTileBytes + m.chunk * chunk_bytes(K);
+        const uint64_t rows = rows_of_chunk(m);
+        const float2 scale = *reinterpret_cast<const float2*>(chunk + 1024);
+        uint32_t a[4][4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint4 codes = *reinterpret_cast<const uint4*>(chunk + 512 * i + 16 * (threadIdx.x % 32));
+            decode_fp8(codes.x, codes.y, a[2 * i]);
+            decode_fp8(codes.z, codes.w, a[2 * i + 1]);
+        }
+        go_on(m);
+        float sum[kN / 8][4];
+        wgmma_fence();
+        wgmma_fresh<kN>(sum, a[0], rows);
+#pragma unroll
+        for (int kk = 1; kk < 4; ++kk) wgmma<kN>(sum, a[kk], rows + kk * 2);
+        wgmma_commit();
+        wgmma_wait<0>();
+        hold(a, m.left < 0);
+        hold(sum);
+#pragma unroll
+        for (int j = 0; j < kN / 8; ++j)
+#pragma unroll
+            for (int r = 0; r < 4; ++r)
+                acc[j][r] = __fmaf_rn(r < 2 ? scale.x : scale.y, sum[j][r], acc[j][r]);
+    }
     template <int kN, bool kGoesOn = false>
     __device__ __forceinline__ void march_split(March& m, int chunks, float (&acc)[kN / 8][4]) const {
         clear<kN>(acc);
@@ -312,12 +342,15 @@ struct WarpgroupBlock {
             if constexpr (S::kAnswer) {
                 if (m.chunk == 0) {
                     wait_phase(full + m.stage, m.phase);
-                    if constexpr (K == Kind::nvfp4) lift_tokens(m.stage);
+                    if constexpr (K != Kind::bf16) lift_tokens(m.stage);
                 }
             }
-            if constexpr (S::kAnswer && K == Kind::nvfp4) {
+            if constexpr (S::kAnswer && K != Kind::bf16) {
                 const int done = m.stage;
-                add_fp4_chunk<kN>(m, acc);
+                if constexpr (K == Kind::fp8)
+                    add_fp8_chunk<kN>(m, acc);
+                else
+                    add_fp4_chunk<kN>(m, acc);
                 release(m, done);
             } else {
                 if constexpr (S::kAnswer) load(m);

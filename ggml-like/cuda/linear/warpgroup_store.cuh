@@ -222,7 +222,7 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
 
     /// Products, and the sums to where they meet.
     __device__ __forceinline__ void multiply_all() {
-        if constexpr (K == Kind::fp8)
+        if constexpr (K == Kind::fp8 && !S::kAnswer)
             if (task.chunk_scales) return multiply_tokens<true>();
         multiply_tokens<false>();
     }
