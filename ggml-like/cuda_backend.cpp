@@ -96,9 +96,9 @@ class CudaBackend final : public Backend {
         context_.shared_bytes = static_cast<int>(properties_.sharedMemPerBlockOptin);
         if (max_shared > 0) context_.shared_bytes = std::min(context_.shared_bytes, max_shared);
         context_.warpgroups = max_shared == 0 && context_.capability == 90 && cuda::linear::has_warpgroups();
-        CUDA_CHECK(
-            cudaMalloc(reinterpret_cast<void**>(&context_.counters), cuda::kCounters * sizeof(unsigned)));
-        CUDA_CHECK(cudaMemset(context_.counters, 0, cuda::kCounters * sizeof(unsigned)));
+        constexpr size_t kCounterBytes = (cuda::kCounters + cuda::kTourCounters) * sizeof(unsigned);
+        CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&context_.counters), kCounterBytes));
+        CUDA_CHECK(cudaMemset(context_.counters, 0, kCounterBytes));
         uploader_ = std::make_unique<cuda::pack::Uploader>(context_.stream, threads());
         if (peers_ == nullptr) return;
         context_.peers = &peers_->peers(rank_);

@@ -18,7 +18,8 @@ struct Peers;
 }
 
 inline constexpr int kCounters = 4096;
-inline constexpr int kMaxUsed = 32;  // experts of a row
+inline constexpr int kTourCounters = 2;  // behind them, of moe/expert_tour.cuh
+inline constexpr int kMaxUsed = 32;      // experts of a row
 
 /// The kernels that a node launched, in order; those beyond kMax are not told.
 struct Launched {
@@ -29,7 +30,7 @@ struct Launched {
 
 struct Context : Card {
     cudaStream_t stream = nullptr;
-    /// [kCounters] zeros; a kernel that counts leaves zeros behind. Kernels that may be under way together take different ones.
+    /// [kCounters + kTourCounters] zeros; a kernel that counts leaves zeros behind. Kernels that may be under way together take different ones.
     unsigned* counters = nullptr;
     const comm::Peers* peers = nullptr;  // of a rank of several: how it reaches the others
     Launched* launched = nullptr;        // where launches are told, if somebody wants to know

@@ -66,7 +66,8 @@ void launch_tour(Context& context, const char* what, GemmTask task) {
         unsupported(what, "results of 2^32 elements or more");
     task.box_tiles = S::kTiles;
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
-    task.counter = context.counters + (task.down ? 1 : 0);  // both may be under way
+    // Both may be under way, and so may the delta rule of an answer's next layer, which counts before it waits.
+    task.counter = context.counters + kCounters + (task.down ? 1 : 0);
     const int64_t along = (task.shared.tokens + S::kTokens - 1) / S::kTokens,
                   places = task.row_blocks * (along + token_tiles(task, S::kTokens));
     GemmTask of_shared = task;
