@@ -3,8 +3,9 @@
 //   answers, other formats, up to 16 rows at a time, as many as fit: block = one tile of 16 output rows, all terms of it; 8 warps split the
 //     columns of every expert in turn. Experts come in rising order of id, so a row's sum does not depend on its
 //     neighbours. No atomics. The shared expert, which may have another format, comes second, in a launch of its own.
-//   prompts, and answers as_prompt (cuda/variants.h): grouped tiled product (cuda/linear/gemm.h; of up to 64 rows NVFP4 through cuda/moe/down_fp4.cu, which adds in the same
-//     order) writes the terms in BF16, then one kernel weighs and adds them and does the next norm's part.
+//   prompts, and answers as_prompt (cuda/variants.h): grouped tiled product (cuda/linear/gemm.h; of up to 64 rows NVFP4 through
+//     cuda/moe/down_fp4.cu, which adds in the same order) writes the terms in BF16, then one kernel weighs and adds them and does the
+//     next norm's part.
 //   over ranks, answers: the kernels of down_fp4.cu add up; of other formats a kernel that follows does (cuda/parts_of_ranks.h).
 //     Prompts: the kernel that adds the terms sends and adds the ranks' sums, too (cuda/comm/chunks.cuh)
 // Traffic of few rows: the weights of each needed expert once.

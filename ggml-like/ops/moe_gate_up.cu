@@ -4,8 +4,8 @@
 //     tiles of all needed experts and of the shared one form one list. One row of x: 16 warps share a tile and meet in
 //     shared memory. More rows, so more experts: a warp has a tile of its own and nobody waits. Both add partial sums in
 //     the same order.
-//   prompts, and answers as_prompt (cuda/variants.h): products grouped by expert (cuda/moe/gemm_experts.h), on sm_90a of rows that cuda/moe/group_rows.cu lays out; of up to 64
-//     rows NVFP4 experts through cuda/moe/gate_up_fp4.cu, which adds in the same order
+//   prompts, and answers as_prompt (cuda/variants.h): products grouped by expert (cuda/moe/gemm_experts.h), on sm_90a of rows that
+//     cuda/moe/group_rows.cu lays out; of up to 64 rows NVFP4 experts through cuda/moe/gate_up_fp4.cu, which adds in the same order
 // Traffic of few rows: the weights of each needed expert once.
 #include "ggml-like/ops/moe_gate_up.h"
 

@@ -84,8 +84,8 @@ struct WarpgroupBlock {
             constexpr int kEach = kAnswerSplits / S::kCluster;
             chunk_begin = pieces_before(rank * kEach) * S::kChunks;
             chunk_end = pieces_before((rank + 1) * kEach) * S::kChunks;
-        } else if constexpr (
-            K == Kind::fp8) {  // whole pairs, of which the last may have one chunk that is not there: zeros
+        } else if constexpr (K == Kind::fp8) {
+            // Whole pairs, of which the last may have a chunk that is not there: zeros.
             const int pairs = (task.chunks + 1) / 2;
             chunk_begin = rank * pairs / S::kCluster * 2;
             chunk_end = (rank + 1) * pairs / S::kCluster * 2;

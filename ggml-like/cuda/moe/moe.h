@@ -61,10 +61,9 @@ struct GateUp {
     int columns;
     const int *ids, *groups;
     int rows, used;
-    bf16 *routed,
-        *shared_out;  // [rows * used, F], in prompt steps and as_prompt as groups has the pairs; [rows, Fs]
-    const float* factor;  // [rows] of the norm, for kernels that do not choose
-    Choice choice;        // for kernels that choose
+    bf16 *routed, *shared_out;  // [rows * used, F], of prompts and as_prompt in groups' order; [rows, Fs]
+    const float* factor;        // [rows] of the norm, for kernels that do not choose
+    Choice choice;              // for kernels that choose
     /// [rows * (used + 1), fp4_row_bytes]: both once more, in the order of the places of choice_list.cuh, for down_fp4_few.cu; or null.
     uint8_t* permuted;
     int first_pair = 0;  // in groups, of the launch's rows
@@ -83,9 +82,9 @@ struct Down {
     int64_t ld;
     void* terms;  // [rows * (used + 1), D]: F32, in prompt steps and as_prompt BF16
     /// Choice::ready; null: the choice is complete when the predecessor has ended. Kernels that read groups take the flag alone. Those of
-    /// prompts and of answers as_prompt take neither: a prompt's gate and up, or group_rows before them, let their successors begin only after their own wait, so that
-    /// ids, groups and factors are complete when the products of gate and up (expert_tour.cuh) and of moe_down begin, before these wait.
-    /// Between two mixtures of a prompt there is a choice, which waits: the tours of two moe_down share a counter.
+    /// prompts and as_prompt take neither: their gate and up, or group_rows before them, let their successors begin only after their own
+    /// wait, so that ids, groups and factors are complete when the products of gate and up (expert_tour.cuh) and of moe_down begin, before
+    /// these wait. Between two mixtures there is a choice, which waits: the tours of two moe_down share a counter.
     const uint64_t* ready;
     Defer next;                         // of the norm that follows
     const uint8_t* permuted = nullptr;  // GateUp::permuted, where it was written
