@@ -56,18 +56,6 @@ __device__ __forceinline__ void load_weights(const uint8_t* chunk, int j, int la
     }
 }
 
-/// sum += an FP8 chunk's products times its scales.
-template <int NT>
-__device__ __forceinline__ void add_fp8_chunk(const uint8_t* chunk, const float (&products)[NT][4],
-                                              float (&sum)[NT][4]) {
-    const float2 scale = *reinterpret_cast<const float2*>(chunk + 1024);
-#pragma unroll
-    for (int nt = 0; nt < NT; ++nt)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            sum[nt][i] = __fmaf_rn(i < 2 ? scale.x : scale.y, products[nt][i], sum[nt][i]);
-}
-
 /// What a lane gives to operands_of: the shared address of its eight columns of `row`, the row of x that is column lane % 8 of B.
 __device__ __forceinline__ uint32_t operand_address(const bf16* row, int lane) {
     return shared_address(row + 8 * (lane >> 3));
@@ -101,7 +89,8 @@ __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const uint3
                 mma(products[nt], a[1], v.z, v.w);
             }
         }
-        if constexpr (K == Kind::fp8) add_fp8_chunk(chunk, partial, sum);
+        if constexpr (K == Kind::fp8)
+            add_scaled(sum, partial, *reinterpret_cast<const float2*>(chunk + 1024));
     }
 }
 

@@ -97,7 +97,8 @@ struct StepChunk {
                 decode_fp8(w.x, w.y, a);
                 products(kk, a, partial);
             }
-            add_fp8_chunk(chunk, partial, sum);
+            const float2 scale = *reinterpret_cast<const float2*>(chunk + 1024);
+            add_scaled(sum, partial, scale);
         } else {
             add_fp4(lane, sum);
         }

@@ -240,11 +240,7 @@ struct WarpgroupBlock {
             add_chunk<kN, kGoesOn, true>(m, sum);
             add_chunk<kN, kGoesOn>(m, sum);
             hold(sum);
-#pragma unroll
-            for (int j = 0; j < kN / 8; ++j)
-#pragma unroll
-                for (int r = 0; r < 4; ++r)
-                    acc[j][r] = __fmaf_rn(r < 2 ? scale.x : scale.y, sum[j][r], acc[j][r]);
+            add_scaled(acc, sum, scale);
         }
     }
     /// Answers: x of a stage as few_rows.cuh has it, all multiplying warps together. (Lifted codes would make the same
@@ -328,11 +324,7 @@ struct WarpgroupBlock {
         wgmma_wait<0>();
         hold(a, m.left < 0);
         hold(sum);
-#pragma unroll
-        for (int j = 0; j < kN / 8; ++j)
-#pragma unroll
-            for (int r = 0; r < 4; ++r)
-                acc[j][r] = __fmaf_rn(r < 2 ? scale.x : scale.y, sum[j][r], acc[j][r]);
+        add_scaled(acc, sum, scale);
     }
     template <int kN, bool kGoesOn = false>
     __device__ __forceinline__ void march_split(March& m, int chunks, float (&acc)[kN / 8][4]) const {

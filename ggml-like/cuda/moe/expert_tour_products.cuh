@@ -149,11 +149,7 @@ struct TourProducts : TourMemory<K> {
             }
             if (threadIdx.x % 32 == 0) arrive(empty + stage);
             hold(sum);
-#pragma unroll
-            for (int j = 0; j < kN / 8; ++j)
-#pragma unroll
-                for (int r = 0; r < 4; ++r)
-                    acc[j][r] = __fmaf_rn(r < 2 ? scale.x : scale.y, sum[j][r], acc[j][r]);
+            add_scaled(acc, sum, scale);
             if (left == 0) break;
         }
     }

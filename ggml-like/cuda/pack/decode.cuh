@@ -43,6 +43,17 @@ __device__ __forceinline__ void decode_fp8(uint32_t w0, uint32_t w1, uint32_t (&
     }
 }
 
+/// sum += scale times products of a lane whose rows are g (x) and g + 8 (y): the scales of an FP8 chunk.
+template <int kN>
+__device__ __forceinline__ void add_scaled(float (&sum)[kN][4], const float (&products)[kN][4],
+                                           const float2& scale) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j)
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+            sum[j][r] = __fmaf_rn(r < 2 ? scale.x : scale.y, products[j][r], sum[j][r]);
+}
+
 /// Four E4M3 bytes to floats, exact. No scale is NaN (checked at load).
 __device__ __forceinline__ void decode_scales(uint32_t bytes, float (&s)[4]) {
 #pragma unroll
