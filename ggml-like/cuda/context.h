@@ -30,7 +30,8 @@ struct Launched {
 
 struct Context : Card {
     cudaStream_t stream = nullptr;
-    /// [kCounters + kTourCounters] zeros; a kernel that counts leaves zeros behind. Kernels that may be under way together take different ones.
+    /// [kCounters + kTourCounters] zeros; a kernel that counts leaves zeros behind. Kernels that may be under way together take
+    /// different ones.
     unsigned* counters = nullptr;
     const comm::Peers* peers = nullptr;  // of a rank of several: how it reaches the others
     Launched* launched = nullptr;        // where launches are told, if somebody wants to know

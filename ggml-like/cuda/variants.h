@@ -11,7 +11,7 @@
 //     few            dense_rows.cuh, where its rows fit into shared memory; rings as deep as the card's blocks allow
 //     step           step_product.cu, 16 or 32 rows a block: the rest, and where there are no products of warpgroups
 //     quarters       gemm_answer.cu: a cluster of four blocks, for up to eight tiles an SM and 16 rows (NVFP4: nine), unless blocks
-//                    of `whole` would have two thirds of the SMs (BF16); low: of half the height, for 17 to 32 rows of BF16 and up
+//                    of `whole` would have two thirds of the SMs (not NVFP4); low: of half the height, for 17 to 32 rows of BF16 and up
 //                    to a tile an SM; whole: one block; rounds: blocks that stay, for more than 32 rows and 16 tiles an SM. Also
 //                    up to 8 rows where few does not fit
 //

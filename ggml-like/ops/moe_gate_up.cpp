@@ -140,13 +140,14 @@ void check(std::string_view name, const Residual& in, const ExpertWeights& exper
     cpu::check_weight("moe_gate_up", name, shared);
 }
 
-}  // namespace
-
-const Op kMoeGateUp{"moe_gate_up", run, cost};
-
+/// Whether a GPU may lay out rows of h by expert.
 bool lays_out(const MoeGateUpParams& p) {
     return p.kind == StepKind::prompt || p.experts->expert.at(0).segments.at(0).dtype == DType::F8_E4M3;
 }
+
+}  // namespace
+
+const Op kMoeGateUp{"moe_gate_up", run, cost};
 
 MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in, const ExpertWeights& experts,
                             const Weight& shared, int used, float eps, StepKind kind) {

@@ -45,12 +45,10 @@ struct MoeGateUpResult {
 /// Bytes of a row of `permuted`.
 constexpr int64_t permuted_row_bytes(int64_t width) { return 2 * width + 64; }
 
-/// inputs {h, squares, logits}; outputs in the order of MoeGateUpResult, but before `permuted` factor F32 [T]; where lays_out rows of
-/// h for all pairs, [T * K, D] in h's dtype, and I32 [T * K], where groups has each pair. All four are kernel scratch.
+/// inputs {h, squares, logits}; outputs in the order of MoeGateUpResult, but before `permuted` factor F32 [T]; in prompt steps, and
+/// of FP8 experts, also rows of h for all pairs, [T * K, D] in h's dtype, and I32 [T * K], where groups has each pair. All of these are
+/// kernel scratch.
 extern const Op kMoeGateUp;
-
-/// Whether a GPU may lay out rows of h by expert: in prompt steps, and in answer steps of FP8 experts.
-bool lays_out(const MoeGateUpParams& p);
 
 MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in, const ExpertWeights& experts,
                             const Weight& shared, int used, float eps, StepKind kind);

@@ -100,8 +100,7 @@ struct TourProducts : TourMemory<K> {
     }
 
     /// FP8: scales of chunks meet the sums of a stage, whose two chunks are of one block of 128 columns (pack.cu; shard.h cuts at such
-    /// blocks). A chunk
-    /// is decoded while the products of the one before run.
+    /// blocks). A chunk is decoded while the products of the one before run.
     template <int kN>
     __device__ __forceinline__ void march_scaled(March& m, float (&acc)[kN / 8][4]) const {
         int left = this->steps();
