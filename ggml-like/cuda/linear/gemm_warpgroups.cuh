@@ -33,7 +33,6 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
     using R = StageRing<K, S>;
     extern __shared__ __align__(1024) uint8_t unaligned[];
     __shared__ uint64_t barriers[2 * R::kStages + 1];
-    allow_successor();
     uint8_t* shared = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
     WarpgroupSums<K, S> block{
         {task, w, x, shared, barriers, barriers + R::kStages, barriers + 2 * R::kStages}};
@@ -59,6 +58,7 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
                 block.copy_rounds(primed);
             else
                 block.keep_full(primed);
+            allow_successor();  // only now: what it asks for early would delay these weights
         }
         __syncwarp();
         if constexpr (S::kSendsSums) cluster_arrive_only();
