@@ -90,6 +90,13 @@ void check_prompt(const Device& device, const Shape& s, int rows) {
     }
 }
 
+/// So many sequences that a GPU's blocks take one after another, some without rows, some with two.
+void check_in_turn(const Device& device) {
+    std::vector<int> ones(36, 1), mixed(36, 1);
+    for (size_t i = 0; i < mixed.size(); i += 4) mixed[i] = 2, mixed[i + 1] = 0;
+    for (const int64_t spare : {0, 7}) check_alone(device, kWide, {ones, mixed, ones}, spare);
+}
+
 /// Few sequences, and so many that the GPU gives each head one block instead of four.
 void delta_alone(Device& device) {
     for (const Shape& s : {kReal, kThree}) {
@@ -101,6 +108,7 @@ void delta_alone(Device& device) {
     for (size_t i = 0; i < few.size(); i += 5) few[i] = static_cast<int>(i % 8) + 1;
     check_alone(device, kReal, {one, few, one}, 7);
     check_alone(device, kReal, {few, one});
+    if (!device.exact()) check_in_turn(device);
 }
 
 void delta_shapes(Device& device) {

@@ -5,7 +5,7 @@
 
 namespace quern::cuda::delta {
 
-/// Whether four blocks fit an SM.
+/// Whether two blocks fit an SM.
 bool decode_stream_fits(const Context& context);
 /// As delta_decode, for steps without a journal: the same bits.
 void decode_stream(Context& context, const DeltaStep& step);
