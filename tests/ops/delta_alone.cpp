@@ -22,13 +22,12 @@ std::vector<double> state_of(Memory& m, int64_t slot) {
 /// Answer rows of several sequences at once, or every row in a step of its own: the same bits. `spare` rows
 /// of the ring: without them a step overwrites what it reads.
 void check_alone(const Device& device, const Shape& s, const std::vector<std::vector<int>>& steps,
-                 int64_t spare = 0) {
+                 int64_t spare, const std::vector<int>& slots) {
     CAPTURE(s.dk);
     CAPTURE(spare);
-    const auto sequences = static_cast<int>(steps[0].size());
-    Memory together(device, s, false, spare, sequences), alone(device, s, false, spare, sequences);
-    std::vector<int> before(steps[0].size(), 0), slots;
-    for (int i = 0; i < sequences; ++i) slots.push_back((i + 1) % sequences);
+    const int all = *std::max_element(slots.begin(), slots.end()) + 1;
+    Memory together(device, s, false, spare, all), alone(device, s, false, spare, all);
+    std::vector<int> before(steps[0].size(), 0);
     for (const std::vector<int>& rows : steps) {
         const Layout l = layout_of(StepKind::answer, rows, before, slots);
         const auto p = device.rounded(Random(90).normals(l.tokens() * s.columns()));
@@ -43,6 +42,13 @@ void check_alone(const Device& device, const Shape& s, const std::vector<std::ve
     }
     CHECK(together.delta.values() == alone.delta.values());
     CHECK(together.inputs.values() == alone.inputs.values());
+}
+void check_alone(const Device& device, const Shape& s, const std::vector<std::vector<int>>& steps,
+                 int64_t spare = 0) {
+    const auto sequences = static_cast<int>(steps[0].size());
+    std::vector<int> slots;
+    for (int i = 0; i < sequences; ++i) slots.push_back((i + 1) % sequences);
+    check_alone(device, s, steps, spare, slots);
 }
 
 /// A prompt whole, cut at multiples of 64, and beside others: the same bits of outputs and state. Its first
@@ -90,11 +96,20 @@ void check_prompt(const Device& device, const Shape& s, int rows) {
     }
 }
 
-/// So many sequences that a GPU's blocks take one after another, some without rows, some with two.
+/// So many sequences that a GPU's blocks take one after another: some with one row, some with three, some without, some that
+/// begin later. Then so many without rows that blocks have more than 32 of them.
 void check_in_turn(const Device& device) {
-    std::vector<int> ones(36, 1), mixed(36, 1);
-    for (size_t i = 0; i < mixed.size(); i += 4) mixed[i] = 2, mixed[i + 1] = 0;
-    for (const int64_t spare : {0, 7}) check_alone(device, kWide, {ones, mixed, ones}, spare);
+    std::vector<int> first(36, 1), mixed(36, 0);
+    const std::vector<int> ones(36, 1);
+    for (size_t i = 2; i < first.size(); i += 3) first[i] = 0;
+    for (size_t i = 0; i < mixed.size(); ++i) mixed[i] = i % 5 == 0 ? 3 : i % 5 == 2 || i % 10 == 9 ? 1 : 0;
+    for (const int64_t spare : {0, 7}) check_alone(device, kWide, {first, mixed, ones}, spare);
+
+    constexpr Shape kOneKeyHead{1, 32, 128, 128};
+    std::vector<int> sparse(300, 0), slots(300, 0);
+    for (const size_t i : {3, 8, 290, 298}) sparse[i] = 1, slots[i] = static_cast<int>(i % 4);
+    slots[290] = 1;
+    check_alone(device, kOneKeyHead, {sparse, sparse}, 0, slots);
 }
 
 /// Few sequences, and so many that the GPU gives each head one block instead of four.

@@ -6,13 +6,13 @@
 //          computed. Every lane copies what it reads itself, so no lane waits for another.
 //   rows   of a sequence one after another; for later ones each lane reads what it has stored
 //
-// Shared memory: the ring 96 KB; q, k, v and outputs of the row, sums of squares, windows, the list of sequences 7 KB.
+// Shared memory: the ring 96 KB; q, k, v and outputs of the row, sums of squares, the list of sequences 4 KB.
 //
 // Traffic: S read and written once (4.2 MB a sequence and layer of the 35B), and once more for each later row; written so that it
-// leaves the L2 cache first, since nobody reads it before the next step. Before the wait for the predecessor only the first pieces are
-// asked for, and committed entries are applied, after which S is read and written once more. Whatever a row needs is asked for while the
-// sequence before it is computed: what is asked for behind S comes behind S. Bound: bytes, 3.7 TB/s; a kernel that only reads and
-// writes as much in place gets 3.8 (32 sequences, H200, 2026-11).
+// leaves the L2 cache first, since nobody reads it before the next step. Of S only the first pieces are asked for before the wait for
+// the predecessor: more would delay what that still reads. Committed entries are applied then, too, after which S is read and written
+// once more. What a sequence's first row needs is asked for while the sequence before it is computed: what is asked for behind S
+// comes behind S. Bound: bytes, 3.7 TB/s; a kernel that only reads and writes as much in place gets 3.8 (32 sequences, H200, 2026-11).
 #include "ggml-like/cuda/delta/decode_stream.h"
 
 #include <algorithm>
@@ -33,15 +33,15 @@ constexpr int kPlaces = 6;                          // of the ring
 constexpr int kPieceFloats = 2 * kTogether * kDim;  // of a warp
 constexpr int kRingBytes = kPlaces * kPieceFloats * kWarps * 4;
 constexpr int kMaxAnswers = 64;         // of a block
-constexpr int kStaticBytes = 8 * 1024;  // at most, with what every block takes
+constexpr int kStaticBytes = 6 * 1024;  // at most, with what every block takes
 
 /// A sequence that has rows.
 struct Answer {
     int sequence, begin, end, slot;
     int committed;  // entries of the journal
-    int position;   // of its first row
+    int position;   // of its first row; after find_positions
 };
-/// Those of the block, a grid apart.
+/// Those of the block, gridDim.y apart.
 struct Answers {
     Answer of[kMaxAnswers];
     int count;
@@ -57,26 +57,17 @@ struct Answers {
             if (s < d.sequences)
                 a = {s, d.start[s], d.start[s + 1], d.slots[s], journal ? d.journal.committed[s] : 0};
             const bool any = a.begin < a.end;
-            if (any) a.position = d.positions[a.begin];
             const unsigned with_rows = __ballot_sync(0xffffffffu, any);
             if (any) of[listed + __popc(with_rows & ((1u << lane) - 1))] = a;
             listed += __popc(with_rows);
         }
         if (lane == 0) count = listed;
     }
-};
-
-/// Windows of a thread's two channels, read where a sequence has another row.
-struct Windows {
-    uint16_t past[2][kTaps - 1][kBlock];
-
-    __device__ __forceinline__ void keep(int which, const Channel& c) {
-#pragma unroll
-        for (int j = 0; j < kTaps - 1; ++j) past[which][j][threadIdx.x] = c.past[j];
-    }
-    __device__ __forceinline__ void read(int which, Channel& c) const {
-#pragma unroll
-        for (int j = 0; j < kTaps - 1; ++j) c.past[j] = past[which][j][threadIdx.x];
+    /// As many threads as a list has room for. By itself, since S is not asked for before the list is there.
+    __device__ __forceinline__ void find_positions(const DeltaStep& d) {
+        static_assert(kMaxAnswers <= kBlock);
+        const int i = static_cast<int>(threadIdx.x);
+        if (i < count) of[i].position = d.positions[of[i].begin];
     }
 };
 
@@ -139,7 +130,6 @@ __global__ void __launch_bounds__(kBlock, kBlocks) decode_stream_kernel(DeltaSte
     extern __shared__ __align__(128) float ring[];
     __shared__ __align__(16) float qk[2 * kDim], v[kDim], o[kDim];
     __shared__ float squares[kWarps];
-    __shared__ Windows windows;
     __shared__ __align__(16) Answers answers;
     const int head = blockIdx.x, tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     const int l = lane % 16, first = warp * kRows + lane / 16;
@@ -159,6 +149,8 @@ __global__ void __launch_bounds__(kBlock, kBlocks) decode_stream_kernel(DeltaSte
     }
 #pragma unroll
     for (int i = 0; i < kPlaces; ++i) stream.ask(answers);
+    answers.find_positions(d);
+    __syncthreads();
     const Channels own(d, key_head, head, kDim, 0);
     Channel of_qk, of_v;
     const auto ask_windows = [&](const Answer& a) {
@@ -184,18 +176,10 @@ __global__ void __launch_bounds__(kBlock, kBlocks) decode_stream_kernel(DeltaSte
 #pragma unroll 1
         for (int row = now.begin; row < now.end; ++row) {
             const bool is_first = row == now.begin;
-            if (!is_first) {
-                windows.read(0, of_qk);
-                if (own.has_output) windows.read(1, of_v);
-                in = RowInputs(d, row, head, own);
-            }
+            if (!is_first) in = RowInputs(d, row, head, own);
             const float x = of_qk.next(in.qk);
             qk[tid] = x;
             if (own.has_output) v[own.output] = of_v.next(in.v);
-            if (row + 1 < now.end) {
-                windows.keep(0, of_qk);
-                if (own.has_output) windows.keep(1, of_v);
-            }
             // The convolution's input of this position.
             uint16_t* inputs =
                 static_cast<uint16_t*>(d.conv_state) + (int64_t{now.slot} * d.ring + place) * channels;
@@ -237,7 +221,6 @@ __global__ void __launch_bounds__(kBlock, kBlocks) decode_stream_kernel(DeltaSte
             __syncthreads();
             if (own.has_output)
                 store_gated(d, o, own.output, norm, output_gate(z), gated_output(d, row, head, own.output));
-            if (row + 1 < now.end) __syncthreads();  // o has been read
         }
     }
 }

@@ -58,7 +58,7 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
                 block.copy_rounds(primed);
             else
                 block.keep_full(primed);
-            allow_successor();  // only now: what it asks for early would delay these weights
+            allow_successor();  // only now: what that asks for early would delay these weights
         }
         __syncwarp();
         if constexpr (S::kSendsSums) cluster_arrive_only();
