@@ -123,6 +123,8 @@ void delta_alone(Device& device) {
     for (size_t i = 0; i < few.size(); i += 5) few[i] = static_cast<int>(i % 8) + 1;
     check_alone(device, kReal, {one, few, one}, 7);
     check_alone(device, kReal, {few, one});
+    for (const int64_t spare : {0, 7})
+        check_alone(device, kThree, {one, few, one}, spare);  // S by way of shared memory
     if (!device.exact()) check_in_turn(device);
 }
 

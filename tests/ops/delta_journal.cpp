@@ -48,7 +48,8 @@ void check_journal(const Device& device, const Shape& s, int m, int n, int64_t s
 
 /// Steps that journal, beside a sequence that does not and one without rows: outputs and S have the bits of
 /// rows that come one by one. Then steps that do not, of either kind, which begin with what the journal holds. `empty`: further
-/// sequences without rows, which make a step so large that a GPU chooses another kernel than for the same rows alone.
+/// sequences without rows, which make a step so large that a GPU chooses another kernel than for the same rows alone, and with more of
+/// them a third one.
 void check_journal_bits(const Device& device, const Shape& s, int empty) {
     CAPTURE(s.dk);
     CAPTURE(empty);
@@ -115,7 +116,7 @@ void delta_journal(Device& device) {
                     if (s.dk == kSmall.dk || m % 2 == 1 || m == kJournal)
                         check_journal(device, s, m, n, spare);
     for (const Shape& s : {kSmall, kReal, kThree})
-        for (const int empty : {0, 300}) check_journal_bits(device, s, empty);
+        for (const int empty : {0, 70, 300}) check_journal_bits(device, s, empty);
 }
 
 }  // namespace

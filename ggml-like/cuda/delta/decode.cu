@@ -3,7 +3,7 @@
 //
 //   block      (sequence, value head); 8 warps, each 16 rows of S [128 v, 128 k]
 //   half warp  one row of S at a time, 8 rows in all; a lane has 8 of its 128 floats: 4l .. 4l + 3, and 64 further on
-//   S          in registers, two blocks an SM; with many heads decode_stream.cu
+//   S          in registers, two blocks an SM; with many heads decode_stream.cu, with more decode_turns.cu
 //   split      where there are SMs enough, a cluster of four blocks shares a head's rows of S (4 rows a warp), and each
 //              sends its outputs to the others, since the norm needs all of a head's
 //   channels   each value head of a key head convolves the key head's 256 channels of q and k (L2 hits), a thread each;
@@ -23,6 +23,7 @@
 #include "ggml-like/cuda/delta/decode_row.cuh"
 #include "ggml-like/cuda/delta/decode_rows.h"
 #include "ggml-like/cuda/delta/decode_stream.h"
+#include "ggml-like/cuda/delta/decode_turns.h"
 #include "ggml-like/cuda/delta/delta.h"
 #include "ggml-like/cuda/delta/shared_outputs.cuh"
 #include "ggml-like/cuda/launch.cuh"
@@ -145,8 +146,10 @@ void delta_decode(Context& c, const DeltaStep& d) {
     if (split)
         return launch(c, "conv_gated_delta_net split", decode_split_kernel,
                       dim3(d.value_heads * kSplitBlocks, d.sequences), kBlock, 0, d);
-    if (heads > 2 * c.sms && d.journal.journaling == nullptr && decode_stream_fits(c))
-        return decode_stream(c, d);
+    if (heads > 2 * c.sms && d.journal.journaling == nullptr) {
+        if (heads > kStreamBlocks * c.sms && decode_turns_fits(c)) return decode_turns(c, d);
+        if (decode_stream_fits(c)) return decode_stream(c, d);
+    }
     launch(c, "conv_gated_delta_net", decode_kernel, dim3(d.value_heads, d.sequences), kBlock, 0, d);
 }
 

@@ -126,4 +126,18 @@ struct StateRows {
     }
 };
 
+/// Applies the journal's committed entries to a lane's kPasses rows of S, in memory, before copies of them are asked for: only the first
+/// step after drafts has any.
+template <int kPasses>
+__device__ __forceinline__ void commit_in_memory(const Entries& entries, float* state, int first, int l) {
+#pragma unroll 1
+    for (int i = 0; i < kPasses; ++i) {
+        StateRows<1> row;
+        row.load(state + state_place(i, 0), false);
+        row.commit(entries, first + 2 * i, l);
+        row.store(state + state_place(i, 0));
+    }
+    __threadfence();
+}
+
 }  // namespace quern::cuda::delta

@@ -5,7 +5,9 @@
 
 namespace quern::cuda::delta {
 
-/// Whether two blocks fit an SM.
+/// Of an SM.
+inline constexpr int kStreamBlocks = 4;
+/// Whether so many fit.
 bool decode_stream_fits(const Context& context);
 /// As delta_decode, for steps none of whose rows goes to the journal: the same bits.
 void decode_stream(Context& context, const DeltaStep& step);
