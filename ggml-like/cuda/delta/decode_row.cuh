@@ -125,6 +125,20 @@ struct RowSums {
     }
 };
 
+/// A lane's parts of these rows of S after the row, where they leave the L2 cache first.
+__device__ __forceinline__ void store_advanced(float* to, const float4 (&s)[kTogether][2],
+                                               const RowSums& sums, const Keys& keys, const Gates& gates,
+                                               int lane) {
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+        const float delta = sums.delta_of(j, lane);
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            __stcs(reinterpret_cast<float4*>(to + state_place(j, h)),
+                   advance4(s[j][h], gates.decay, delta, h == 0 ? keys.k0 : keys.k1));
+    }
+}
+
 /// The factor of an output's gate.
 __device__ __forceinline__ float output_gate(uint16_t z) {
     const float x = as_float(z);

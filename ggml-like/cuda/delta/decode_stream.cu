@@ -131,14 +131,7 @@ __global__ void __launch_bounds__(kBlock, kStreamBlocks) decode_stream_kernel(De
             const RowSums sums(s, keys, gates, v, first + 2 * piece * kTogether, lane);
             stream.ask(piece + kAhead);  // into the place of the piece just read
             if (sums.has_output(lane)) o[sums.own] = sums.output;
-#pragma unroll
-            for (int j = 0; j < kTogether; ++j) {
-                const float delta = sums.delta_of(j, lane);
-#pragma unroll
-                for (int h = 0; h < 2; ++h)
-                    __stcs(reinterpret_cast<float4*>(state + state_place(piece * kTogether + j, h)),
-                           advance4(s[j][h], gates.decay, delta, h == 0 ? keys.k0 : keys.k1));
-            }
+            store_advanced(state + state_place(piece * kTogether, 0), s, sums, keys, gates, lane);
         }
         // The convolution's input of this position.
         const int position = d.positions[row], place = position - quotient(position, d.ring) * d.ring;

@@ -198,14 +198,7 @@ __global__ void __launch_bounds__(kBlock, kBlocks) decode_turns_kernel(DeltaStep
                 const RowSums sums(s, keys, gates, v, first + 2 * piece * kTogether, lane);
                 if (is_first) stream.ask(answers);  // into the place of the piece just read
                 if (sums.has_output(lane)) o[sums.own] = sums.output;
-#pragma unroll
-                for (int j = 0; j < kTogether; ++j) {
-                    const float delta = sums.delta_of(j, lane);
-#pragma unroll
-                    for (int h = 0; h < 2; ++h)
-                        __stcs(reinterpret_cast<float4*>(state + piece * kPieceFloats + state_place(j, h)),
-                               advance4(s[j][h], gates.decay, delta, h == 0 ? keys.k0 : keys.k1));
-                }
+                store_advanced(state + piece * kPieceFloats, s, sums, keys, gates, lane);
             }
             __syncthreads();
             if (own.has_output)
