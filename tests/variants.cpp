@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ggml-like/cuda/linear/dense_shapes.h"
+#include "ggml-like/cuda/linear/held_shapes.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
 
 namespace quern {
@@ -88,7 +89,7 @@ TEST_SUITE("cpu") {
         CHECK(answers(kH200, bf16, 248320, 2048) == "tall few few whole whole whole rounds");  // head
         CHECK(answers(kH200, bf16, 12352, 2048) == "one few few whole whole whole whole");     // DeltaNet in
         CHECK(answers(kH200, fp4, 9216, 2048) ==
-              "one few few quarters quarters quarters whole");  // attention in
+              "one few few held held held held");  // attention in
         CHECK(answers(kH200, out, 2048, 4096) ==
               "one few few quarters quarters low quarters quarters");  // DeltaNet out
         CHECK(answers(kH200, out, 5120, 6144) ==
@@ -220,7 +221,13 @@ TEST_SUITE("cpu") {
             if (product == AnswerProduct::few) {
                 REQUIRE(linear::dense_rows_fit(card, s.kind, s.rows, s.chunks, 0));
             }
-            if (product >= AnswerProduct::quarters)
+            if (product == AnswerProduct::held) {
+                const bool fp8 = s.kind == Kind::fp8;
+                REQUIRE((s.normed && s.rows > 8 && s.chunks == 32 && s.kind != Kind::bf16));
+                REQUIRE((fp8 ? linear::HeldShape<Kind::fp8, 4>::kShared
+                             : linear::HeldShape<Kind::nvfp4, 4>::kShared) < card.shared_bytes);
+            }
+            if (product >= AnswerProduct::held)
                 REQUIRE((card.warpgroups && s.chunks % linear::piece_chunks(s.kind) == 0));
         });
     }
@@ -244,7 +251,7 @@ TEST_SUITE("cpu") {
     TEST_CASE("variants: each of them is chosen for some shape") {
         std::set<AnswerProduct> answer;
         for_each_answer([&](const Card& card, const AnswerShape& s) { answer.insert(choose(card, s)); });
-        CHECK(answer.size() == 8);
+        CHECK(answer.size() == 9);
         std::set<PromptProduct> prompt;
         std::set<ExpertsProduct> experts;
         for (const Card& card : kCards)

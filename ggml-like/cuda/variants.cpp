@@ -6,6 +6,7 @@
 #include "ggml-like/cuda/delta/chunks.h"
 #include "ggml-like/cuda/linear/dense_shapes.h"
 #include "ggml-like/cuda/linear/gemm_shapes.h"
+#include "ggml-like/cuda/linear/held_shapes.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
 #include "ggml-like/cuda/moe/expert_shapes.h"
 #include "ggml-like/cuda/moe/mixture_shapes.h"
@@ -84,6 +85,9 @@ AnswerProduct choose(const Card& card, const AnswerShape& s) {
                             : s.kind == Kind::fp8 ? answers_fit<Kind::fp8>(card, s.chunks)
                                                   : answers_fit<Kind::nvfp4>(card, s.chunks);
     if (!warpgroups) return AnswerProduct::step;
+    if (s.normed && !s.paired && s.kind != Kind::bf16 &&
+        held_fits(card, s.kind, s.tiles, s.chunks))
+        return AnswerProduct::held;
     if (takes_quarters(card, s)) {
         const bool low = s.kind == Kind::bf16 && s.rows > 16 && s.rows <= LowQuarters::kTokens;
         return low && s.tiles <= card.sms ? AnswerProduct::low_quarters : AnswerProduct::quarters;
@@ -208,6 +212,8 @@ const char* name_of(AnswerProduct product) {
             return "few";
         case AnswerProduct::step:
             return "step";
+        case AnswerProduct::held:
+            return "held";
         case AnswerProduct::quarters:
             return "quarters";
         case AnswerProduct::low_quarters:

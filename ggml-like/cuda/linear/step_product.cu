@@ -351,6 +351,7 @@ void launch_step(Context& c, const StepTask& given) {
 void step_product(Context& c, AnswerProduct product, const Part& part, const Packed& w, const StepRows& x,
                   const StepOutput& out, const comm::Peers* peers) {
     if (x.rows > kStepRows) unsupported("step_product", "more than 64 rows of an answer step");
+    if (product == AnswerProduct::held) return dense_held(c, part, w, x, out);
     if (product != AnswerProduct::step) return gemm_answer(c, product, part, w, x, out, peers);
     StepTask task{part, {}, x, out};
     task.shape.chunks = w.chunks, task.shape.cols = w.cols;

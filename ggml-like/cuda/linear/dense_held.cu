@@ -1,0 +1,277 @@
+// y = h W^T for 9 to 64 rows of an answer step, W one part of a matrix of 2,048 columns: each warp holds its columns of x in
+// registers, as dense_one.cuh does for one row.
+//
+//   all tiles   | block 0 | block 1 | block 2 ...           runs of tiles, of equal numbers as far as they go
+//   a block     warp p has split p of every sum: two chunks of the columns, which are pieces p, p + 16 or p (few_rows.cuh)
+//   a warp      x of these, 8 or 16 or 32 rows of 128 columns, in registers; tile after tile comes through its ring
+//
+//   Sums of up to kTogether tiles lie where x was, [warp][tile][16 rows of the tile][row of x]; then all threads add splits in fours,
+//   and the fours, as few_rows.cuh does, so a row has the bits that it has there.
+//
+// More than 32 rows of x are two halves, each for half of the blocks, which read all weights.
+//
+// Traffic: weights once a half; x once a block, from L2. Bound: see dense_held.cu.
+#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/linear/few_rows.cuh"
+#include "ggml-like/cuda/linear/finish_sum.cuh"
+#include "ggml-like/cuda/linear/fp4_rows.cuh"
+#include "ggml-like/cuda/linear/gemm_task.cuh"
+#include "ggml-like/cuda/linear/held_shapes.h"
+#include "ggml-like/cuda/pack/decode.cuh"
+#include "ggml-like/cuda/ptx/copy_bytes.cuh"
+#include "ggml-like/cuda/ptx/tensor_map.cuh"
+#include "ggml-like/cuda/ptx/wgmma.cuh"
+
+namespace quern::cuda::linear {
+
+using namespace ptx;
+using namespace pack;
+
+namespace {
+
+/// x of one warp as B operands of mma: 128 columns of kEights * 8 rows.
+template <Kind K, int kEights>
+struct HeldColumns {
+    uint32_t b[kHeldChunks][4][kEights][2];
+
+    /// at: the shared address of its first chunk, rows of 128 bytes as the copy engine turns them.
+    __device__ __forceinline__ void load(uint32_t at) {
+        const int lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8;
+        const uint32_t place = at + row * 128 + ((lane / 8 % 2 ^ row % 8) << 4);
+#pragma unroll
+        for (int c = 0; c < kHeldChunks; ++c)
+#pragma unroll
+            for (int kk = 0; kk < 4; ++kk)
+#pragma unroll
+                for (int j = 0; j < kEights; j += 2) {
+                    uint32_t v[4];
+                    load_matrices(v, (place ^ static_cast<uint32_t>(kk * 32)) + c * kEights * 1024 + j * 1024);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) b[c][kk][j + i / 2][i % 2] = lift(v[i]);
+                }
+    }
+
+  private:
+    __device__ __forceinline__ static uint32_t lift(uint32_t v) {
+        if constexpr (K == Kind::bf16) return v;
+        return lifted(v);
+    }
+};
+
+/// sum += the tile's chunk times chunk `c` of the held columns; as few_rows.cuh's multiply_chunk, bit by bit.
+template <Kind K, int kEights>
+__device__ __forceinline__ void multiply_held(const uint8_t* chunk, const uint32_t (&x)[4][kEights][2],
+                                              float (&sum)[kEights][4]) {
+    const int lane = threadIdx.x % 32;
+    if constexpr (K == Kind::bf16) {
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) {
+            const uint4 w = *reinterpret_cast<const uint4*>(chunk + 512 * kk + 16 * lane);
+            const uint32_t a[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+            for (int n = 0; n < kEights; ++n) mma(sum[n], a, x[kk][n][0], x[kk][n][1]);
+        }
+    } else if constexpr (K == Kind::fp8) {
+        float partial[kEights][4] = {};
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) {
+            const uint2 w = *reinterpret_cast<const uint2*>(chunk + 512 * (kk / 2) + 16 * lane + 8 * (kk % 2));
+            uint32_t a[4];
+            decode_fp8(w.x, w.y, a);
+#pragma unroll
+            for (int n = 0; n < kEights; ++n) mma(partial[n], a, x[kk][n][0], x[kk][n][1]);
+        }
+        add_scaled(sum, partial, *reinterpret_cast<const float2*>(chunk + 1024));
+    } else {
+        const uint4 w = *reinterpret_cast<const uint4*>(chunk + 16 * lane);
+        const uint2 bytes = *reinterpret_cast<const uint2*>(chunk + 512 + 8 * (lane >> 2));
+        float low[4], high[4];
+        scales_of(bytes.x, low);
+        scales_of(bytes.y, high);
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) {
+            uint32_t a[4];
+            decode_nvfp4(kk / 2 ? w.z : w.x, kk / 2 ? w.w : w.y, kk % 2, a);
+#pragma unroll
+            for (int n = 0; n < kEights; ++n) {
+                float d[4] = {};
+                mma(d, a, x[kk][n][0], x[kk][n][1]);
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    sum[n][i] = __fmaf_rn(i < 2 ? low[kk] : high[kk], d[i], sum[n][i]);
+            }
+        }
+    }
+}
+
+/// One warp's pieces, tile after tile.
+template <Kind K, class S>
+struct HeldRing {
+    uint8_t* data;
+    uint64_t* barriers;
+    const uint8_t* from;  // the next piece
+    int left;             // to ask for
+    int64_t tile_step;    // bytes from a tile's last piece to the next one's first
+    int at = 0;           // the place of the piece that comes
+    int step = 0;         // of its tile, of the piece to ask for
+    uint32_t parities = 0;
+
+    /// Whole warp.
+    __device__ __forceinline__ void init(int lane) {
+        if (lane < S::kDepth) init_phases(barriers + lane, 1);
+        publish_phases();
+        __syncwarp();
+    }
+    /// Whole warp: asks for the next piece, if there is one, to place `to`.
+    __device__ __forceinline__ void request(int to) {
+        if (left == 0) return;
+        if (elected()) {
+            arrive_and_expect(barriers + to, kPieceBytes<K>);
+            copy_bytes(data + to * kPieceBytes<K>, from, kPieceBytes<K>, barriers + to);
+        }
+        --left;
+        from += ++step < S::kSteps ? kWarps * kPieceBytes<K> : tile_step;
+        if (step == S::kSteps) step = 0;
+    }
+    __device__ __forceinline__ const uint8_t* wait() {
+        wait_phase(barriers + at, parities >> at & 1);
+        return data + at * kPieceBytes<K>;
+    }
+    /// Whole warp: the piece has been read; its place takes the next one.
+    __device__ __forceinline__ void release() {
+        __syncwarp();
+        if (left > 0) {
+            request(at);
+            if (left == 0) allow_successor();  // only now: what that asks for early would delay these weights
+        }
+        parities ^= 1u << at;
+        at = at + 1 == S::kDepth ? 0 : at + 1;
+    }
+};
+
+template <Kind K, int kEights>
+__global__ void __launch_bounds__(kThreads, 1)
+    held_kernel(const __grid_constant__ GemmTask task, const __grid_constant__ CUtensorMap x) {
+#if QUERN_WGMMA
+    using S = HeldShape<K, kEights>;
+    extern __shared__ __align__(1024) uint8_t unaligned[];
+    __shared__ uint64_t barriers[kWarps][S::kDepth + 1];
+    __shared__ float scales[S::kRows];
+    uint8_t* held = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int halves = (task.tokens + S::kRows - 1) / S::kRows, half = static_cast<int>(blockIdx.x) % halves,
+              block = static_cast<int>(blockIdx.x) / halves, blocks = static_cast<int>(gridDim.x) / halves;
+    const int begin = static_cast<int>(int64_t{task.tiles} * block / blocks),
+              end = static_cast<int>(int64_t{task.tiles} * (block + 1) / blocks);
+    const int first = half * S::kRows, count = min(S::kRows, task.tokens - first);
+
+    uint8_t* own = held + warp * S::kWarpBytes;  // of x, then of sums
+    uint8_t* rings = held + kWarps * S::kWarpBytes;
+    uint64_t* own_x = barriers[warp] + S::kDepth;
+    const int64_t tile_bytes = int64_t{kHeldChunks * kWarps} * chunk_bytes(K);
+    HeldRing<K, S> ring{rings + warp * S::kRingBytes, barriers[warp],
+                        task.data + begin * tile_bytes + warp * kPieceBytes<K>, (end - begin) * S::kSteps,
+                        tile_bytes - (S::kSteps - 1) * kWarps * kPieceBytes<K>};
+    if (lane == 0) init_phases(own_x, 1);
+    ring.init(lane);
+    if (elected()) prefetch_map(x);
+#pragma unroll 1
+    for (int i = 0; i < S::kDepth; ++i) ring.request(i);
+    __syncwarp();
+    wait_for_predecessor();
+    if (elected()) {
+        arrive_and_expect(own_x, kHeldChunks * S::kRows * 128);
+#pragma unroll
+        for (int c = 0; c < kHeldChunks; ++c)
+            copy_box(own + c * S::kRows * 128, x, S::chunk(warp, c) * kChunkCols, first, own_x);
+    }
+    __syncwarp();
+    if (ring.left == 0) allow_successor();
+    const StepOutput& out = task.answer;
+    if (out.scale.squares != nullptr) norm_factors(out.scale, first, 1, count, kWarps, scales);
+    HeldColumns<K, kEights> columns;
+    wait_phase(own_x, 0);
+    columns.load(shared_address(own));
+    __syncwarp();
+
+    const int g = lane / 4, t = lane % 4;
+#pragma unroll 1
+    for (int from = begin; from < end; from += S::kTogether) {
+        const int together = min(S::kTogether, end - from);
+#pragma unroll 1
+        for (int j = 0; j < together; ++j) {
+            float sum[kEights][4] = {};
+#pragma unroll
+            for (int step = 0; step < S::kSteps; ++step) {
+                const uint8_t* piece = ring.wait();
+#pragma unroll
+                for (int c = 0; c < kPieceChunks<K>; ++c)
+                    multiply_held<K, kEights>(piece + c * chunk_bytes(K), columns.b[step * kPieceChunks<K> + c],
+                                              sum);
+                ring.release();
+            }
+            float* to = reinterpret_cast<float*>(own + j * S::kTileBytes);
+#pragma unroll
+            for (int n = 0; n < kEights; ++n)
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    *reinterpret_cast<float2*>(to + S::place(g + 8 * i, 8 * n + 2 * t)) =
+                        make_float2(sum[n][2 * i], sum[n][2 * i + 1]);
+        }
+        // A thread four rows of a tile for one row of x.
+        constexpr int kEach = 4 * S::kRows;  // threads of a tile
+        const int thread = static_cast<int>(threadIdx.x), j = thread / kEach, n = thread % S::kRows,
+                  r = thread % kEach / S::kRows * 4, row = (from + j) * kTileRows + r, there = task.rows - row;
+        const bool stores = j < together && n < count && there > 0;
+        float4 factor{};
+        if (K != Kind::bf16 && stores) factor = *reinterpret_cast<const float4*>(task.factor + row);
+        __syncthreads();
+        if (stores) {
+            const auto* sums = reinterpret_cast<const float*>(held + j * S::kTileBytes);
+            float sum[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                sum[i] = add_splits(kWarps, sums + S::place(r + i, n), S::kWarpBytes / 4);
+            if constexpr (K != Kind::bf16) {
+                sum[0] = scaled(sum[0], factor.x), sum[1] = scaled(sum[1], factor.y);
+                sum[2] = scaled(sum[2], factor.z), sum[3] = scaled(sum[3], factor.w);
+            }
+            const float none[4] = {};
+            finish_four(out, first + n, row, sum, none, out.scale.squares != nullptr ? scales[n] : 1.0f, there,
+                        {});
+        }
+        if (from + S::kTogether < end) __syncthreads();
+    }
+#endif
+}
+
+template <Kind K, int kEights>
+void run(Context& c, const GemmTask& task) {
+    using S = HeldShape<K, kEights>;
+    const int halves = (task.tokens + S::kRows - 1) / S::kRows;
+    const CUtensorMap x = make_map(
+        task.x, {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                 .dimensions = 2,
+                 .size = {static_cast<cuuint64_t>(task.cols), static_cast<cuuint64_t>(task.tokens)},
+                 .stride = {static_cast<cuuint64_t>(task.ldx8) * 16},
+                 .box = {kChunkCols, static_cast<cuuint32_t>(S::kRows)},
+                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
+    launch(c, "dense_held", held_kernel<K, kEights>,
+           dim3(static_cast<unsigned>(min(c.sms / halves, task.tiles) * halves)), kThreads, S::kShared, task,
+           x);
+}
+
+template <Kind K>
+void run_rows(Context& c, const GemmTask& task) {
+    task.tokens <= HeldShape<K, 2>::kRows ? run<K, 2>(c, task) : run<K, 4>(c, task);
+}
+
+}  // namespace
+
+void dense_held(Context& c, const Part& part, const Packed& w, const StepRows& x, const StepOutput& out) {
+    GemmTask task = part_task(w, part, x.x, x.ld, x.rows);
+    task.answer = out;
+    part.kind == Kind::fp8 ? run_rows<Kind::fp8>(c, task) : run_rows<Kind::nvfp4>(c, task);
+}
+
+}  // namespace quern::cuda::linear
