@@ -89,7 +89,7 @@ AnswerProduct choose(const Card& card, const AnswerShape& s) {
         held_fits(card, s.kind, s.tiles, s.chunks))
         return AnswerProduct::held;
     if (takes_quarters(card, s)) {
-        const bool low = s.kind == Kind::bf16 && s.rows > 16 && s.rows <= LowQuarters::kTokens;
+        const bool low = s.kind != Kind::fp8 && s.rows > 16 && s.rows <= LowQuarters<Kind::bf16>::kTokens;
         return low && s.tiles <= card.sms ? AnswerProduct::low_quarters : AnswerProduct::quarters;
     }
     const bool many = s.rows > Whole<Kind::bf16>::kTokens && s.tiles > 16 * card.sms;
@@ -120,7 +120,7 @@ bool product_sums(const Card& card, const AnswerShape& s) {
     const AnswerProduct product = choose(card, s);
     if (s.kind == Kind::fp8 || s.tiles > comm::kSumTiles || s.rows > comm::kSumRows) return false;
     if (product == AnswerProduct::quarters) return all_run<Quarters<Kind::bf16>>(card, s);
-    if (product == AnswerProduct::low_quarters) return all_run<LowQuarters>(card, s);
+    if (product == AnswerProduct::low_quarters) return all_run<LowQuarters<Kind::bf16>>(card, s);
     return product == AnswerProduct::one || product == AnswerProduct::few;
 }
 

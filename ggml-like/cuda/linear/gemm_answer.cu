@@ -31,16 +31,16 @@ void run(Context& c, AnswerProduct product, const GemmTask& task) {
         launch_warpgroups<K, Whole<K>>(c, "gemm_answer whole", task);
     else if (product == AnswerProduct::quarters)
         launch_warpgroups<K, Quarters<K>>(c, "gemm_answer quarters", task);
-    else if constexpr (K == Kind::bf16)
-        launch_warpgroups<K, LowQuarters>(c, "gemm_answer low quarters", task);
+    else if constexpr (K != Kind::fp8)
+        launch_warpgroups<K, LowQuarters<K>>(c, "gemm_answer low quarters", task);
 }
 
 template <Kind K>
 void run(Context& c, AnswerProduct product, const RankTask& task) {
     if (product == AnswerProduct::quarters)
         launch_warpgroups<K, OverRanks<Quarters<K>>>(c, "gemm_answer quarters of ranks", task);
-    else if constexpr (K == Kind::bf16)
-        launch_warpgroups<K, OverRanks<LowQuarters>>(c, "gemm_answer low quarters of ranks", task);
+    else
+        launch_warpgroups<K, OverRanks<LowQuarters<K>>>(c, "gemm_answer low quarters of ranks", task);
 }
 
 }  // namespace

@@ -132,7 +132,8 @@ template <Kind K>
 using Rounds = WarpgroupShape<64, kPieceChunks<K>, 1, 1, kAnswerSplits, 8, 2>;
 template <Kind K>
 using Quarters = WarpgroupShape<32, kPieceChunks<K>, 2, kAnswerFours, kAnswerSplits>;
-using LowQuarters = WarpgroupShape<32, kPieceChunks<Kind::bf16>, 2, kAnswerFours, kAnswerSplits, 4>;
+template <Kind K>
+using LowQuarters = WarpgroupShape<32, kPieceChunks<K>, 2, kAnswerFours, kAnswerSplits, 4>;
 /// The same by blocks that add up over ranks (comm/tile_sums.cuh).
 template <class S>
 struct OverRanks : S {
@@ -145,7 +146,7 @@ template <Kind K>
 constexpr bool answers_fit(const Card& card, int chunks) {
     return chunks % kPieceChunks<K> == 0 && warpgroups_fit<K, Whole<K>>(card) &&
            warpgroups_fit<K, Quarters<K>>(card) && warpgroups_fit<K, Rounds<K>>(card) &&
-           warpgroups_fit<Kind::bf16, LowQuarters>(card);
+           warpgroups_fit<K, LowQuarters<K>>(card);
 }
 
 }  // namespace quern::cuda::linear

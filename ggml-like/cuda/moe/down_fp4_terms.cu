@@ -24,6 +24,7 @@ namespace {
 template <bool kOfPrompt>
 struct DownWork {
     const Down& a;
+    static constexpr bool kLate = true;  // where gate and up's blocks leave, in their order
     static constexpr bool kPrompt = kOfPrompt;
     static constexpr bool kRowsFirst = false;
     static constexpr bool kRowsAtPlaces = kPrompt, kTargetsAtPlaces = false;

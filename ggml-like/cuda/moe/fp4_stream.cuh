@@ -151,6 +151,7 @@ __device__ __forceinline__ void multiply_share(const Work& work, const TileLine&
 }
 
 /// The whole block; k.list is complete. kEach: chunks of a split, or 0 unless s.whole. Work, where `index` is a pair, or a row for the shared expert:
+///   kLate                              blocks begin one after the other (TileLine)
 ///   kPrompt                            sums as prompts add (gemm.h), else as answers
 ///   kRowsFirst                         rows are requested before weights; else weights, then before_rows(), then rows
 ///   kRowsAtPlaces, kTargetsAtPlaces    row(), target() are given the pair's place in groups instead of the pair
@@ -177,9 +178,9 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
     if (lane == 0) init_barrier(&k.handed[warp]);
     uint32_t handed_parity = 0;
     const TileLine line(s, k.list);
-    const int end = line.begin_of<Work::kPrompt>(blockIdx.x + 1, gridDim.x);
+    const int end = line.begin_of<Work::kPrompt, Work::kLate>(blockIdx.x + 1, gridDim.x);
     int to;
-    for (int from = line.begin_of<Work::kPrompt>(blockIdx.x, gridDim.x); from < end; from = to) {
+    for (int from = line.begin_of<Work::kPrompt, Work::kLate>(blockIdx.x, gridDim.x); from < end; from = to) {
         const HeldRows held(k.list, line, from, end);
         to = min(end, line.first_tile(held.next_group));
         RowLoads<Work> loads(work, held, k.list, rows, s.row_bytes);

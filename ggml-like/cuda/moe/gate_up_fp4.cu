@@ -38,6 +38,7 @@ template <Mode kMode>
 struct GateUpWork {
     const GateUp& a;
     const float* scale;
+    static constexpr bool kLate = false;
     static constexpr bool kPrompt = kMode == Mode::prompt;
     static constexpr bool kRowsFirst = true;  // both are requested late; the rows are fewer
     static constexpr bool kRowsAtPlaces = false, kTargetsAtPlaces = kPrompt;
