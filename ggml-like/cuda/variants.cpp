@@ -85,13 +85,15 @@ AnswerProduct choose(const Card& card, const AnswerShape& s) {
                             : s.kind == Kind::fp8 ? answers_fit<Kind::fp8>(card, s.chunks)
                                                   : answers_fit<Kind::nvfp4>(card, s.chunks);
     if (!warpgroups) return AnswerProduct::step;
-    if (s.normed && !s.paired && s.kind != Kind::bf16 &&
-        held_fits(card, s.kind, s.tiles, s.chunks))
+    if (s.normed && !s.paired && s.kind != Kind::bf16 && held_fits(card, s.kind, s.tiles, s.chunks))
         return AnswerProduct::held;
     if (takes_quarters(card, s)) {
         const bool low = s.kind != Kind::fp8 && s.rows > 16 && s.rows <= LowQuarters<Kind::bf16>::kTokens;
         return low && s.tiles <= card.sms ? AnswerProduct::low_quarters : AnswerProduct::quarters;
     }
+    using Blocks = Lone<Kind::bf16>;
+    if (s.kind == Kind::bf16 && s.rows <= Blocks::kTokens && ceil_div(s.tiles, Blocks::kTiles) <= card.sms)
+        return AnswerProduct::lone;
     const bool many = s.rows > Whole<Kind::bf16>::kTokens && s.tiles > 16 * card.sms;
     return many ? AnswerProduct::rounds : AnswerProduct::whole;
 }
@@ -218,6 +220,8 @@ const char* name_of(AnswerProduct product) {
             return "quarters";
         case AnswerProduct::low_quarters:
             return "low quarters";
+        case AnswerProduct::lone:
+            return "lone";
         case AnswerProduct::whole:
             return "whole";
         default:

@@ -4,7 +4,7 @@
 // Answers (variants of one product give the same bits):
 //
 //   rows             1                  2 to 8    9 to 64
-//   matrix           one | tall | few   few       held | quarters | low quarters | whole | rounds
+//   matrix           one | tall | few   few       held | quarters | low quarters | lone | whole | rounds
 //
 //     one, tall      dense_one.cuh; of a normed row that is not paired: columns a multiple of 1,024 (BF16) or 2,048; tall: more
 //                    tiles than a block finishes together, or gate and up
@@ -12,9 +12,10 @@
 //     step           step_product.cu, 16 or 32 rows a block: the rest, and where there are no products of warpgroups
 //     held           dense_held.cu: FP8 and NVFP4 of a norm and 2,048 columns, from a tile an SM on
 //     quarters       gemm_answer.cu: a cluster of four blocks, for up to eight tiles an SM and 16 rows (NVFP4: nine), unless blocks
-//                    of `whole` would have two thirds of the SMs (not NVFP4); low: of half the height, for 17 to 32 rows of BF16 and up
-//                    to a tile an SM; whole: one block; rounds: blocks that stay, for more than 32 rows and 16 tiles an SM. Also
-//                    up to 8 rows where few does not fit
+//                    of `whole` would have two thirds of the SMs (not NVFP4); low: of half the height, for 17 to 32 rows of BF16 and
+//                    NVFP4 and up to a tile an SM; whole: one block; lone: of BF16 the same with an SM each, up to 32 rows where there
+//                    is one; rounds: blocks that stay, for more than 32 rows and 16 tiles an SM. Also up to 8 rows where few does not
+//                    fit
 //
 // Answers, mixtures (the same bits again):
 //
@@ -56,7 +57,7 @@ namespace quern::cuda {
 
 // ---- answers ----
 
-enum class AnswerProduct { one, tall, few, step, held, quarters, low_quarters, whole, rounds };
+enum class AnswerProduct { one, tall, few, step, held, quarters, low_quarters, lone, whole, rounds };
 
 /// One part of a matrix times rows of an answer step.
 struct AnswerShape {

@@ -201,6 +201,23 @@ void norm_linear_first_rows(Device& device) {
         }
 }
 
+/// Steps of 9 to 64 rows whose warps hold their columns of x (dense_held.cu): one half or two, full or not, a last tile that is not whole,
+/// as many tiles as blocks and one more, and some with more than they add up together.
+void norm_linear_held(Device& device) {
+    const bool small = device.exact();
+    unsigned seed = 280;
+    for (const Form form : {Form::f8_tensor, Form::f8_row, Form::f8_block, Form::nvfp4})
+        check_norm_linear(device,
+                          {StepKind::answer, {9, 16, 17, 32, 33, 50, 64}, 2048, {small ? 90 : 2115}, {form}},
+                          ++seed);
+    for (const Form form : {Form::f8_row, Form::nvfp4}) {
+        check_norm_linear(device, {StepKind::answer, {12, 31, 48}, 2000, {small ? 90 : 2112}, {form}},
+                          ++seed);
+        check_norm_linear(device, {StepKind::answer, {10, 29, 61}, 2048, {small ? 90 : 12320}, {form}},
+                          ++seed);
+    }
+}
+
 /// The widths of both models, and more rows than a block has.
 void norm_linear_large(Device& device) {
     const bool small = device.exact();
@@ -296,6 +313,7 @@ void norm_gate_up_cases(Device& device) {
 
 DEVICE_TEST_CASE("norm_linear in every form, alone and beside others", norm_linear_forms)
 DEVICE_TEST_CASE("norm_linear: the first rows of a matrix", norm_linear_first_rows)
+DEVICE_TEST_CASE("norm_linear: 9 to 64 rows of an answer whose columns warps hold", norm_linear_held)
 DEVICE_TEST_CASE("norm_linear: many rows and many columns", norm_linear_large)
 DEVICE_TEST_CASE("norm_gate_up: factor, both products, silu", norm_gate_up_cases)
 

@@ -240,6 +240,8 @@ int32_t Engine::State::choose(const Sequence& s, const StepResults& found, int64
     const auto position = static_cast<int64_t>(s.tokens.size());
     std::optional<int32_t> first;  // what comes first, allowed or not
     if (top[kTopWords - 1] != 0 && !s.request.on_logits) {
+        // What the device has just written is far from this core: of greedy answers no more than the first is read.
+        if (takes_highest(s.request.sampling) && !s.request.allow && top[0] >= 0) return top[0];
         const auto count = static_cast<size_t>(std::find(top, top + kTopLogits, -1) - top);
         float values[kTopLogits + 1];
         std::memcpy(values, top + kTopLogits, sizeof values);
@@ -307,10 +309,10 @@ void Engine::State::add_forced(Sequence& s) {
 void Engine::State::advance(Sequence& s, const StepResults& found, int64_t row, bool now) {
     const auto answered = static_cast<int64_t>(s.result.tokens.size());
     if (answered == 0) {
-        s.first_token = Sequence::Clock::now();
+        s.first_token = found.at;
         s.result.timing.prefill_seconds = seconds(s.started, s.first_token);
     } else {
-        s.result.timing.decode_seconds = seconds(s.first_token, Sequence::Clock::now());
+        s.result.timing.decode_seconds = seconds(s.first_token, found.at);
     }
     if (s.request.max_tokens <= answered) return finish(s, FinishReason::length);
     int32_t id;

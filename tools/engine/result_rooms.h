@@ -2,6 +2,7 @@
 // memory that all plans share.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -17,6 +18,7 @@ struct StepResults {
     const int32_t* top;  // in host memory: kTopWords of each row of logits (ops/logits_top.h)
     const float* logits =
         nullptr;  // F32 [rows, columns of the plan's] in the last stage's memory; null: where the plan left them
+    std::chrono::steady_clock::time_point at = std::chrono::steady_clock::now();  // when they came
 
     const int32_t* top_of(int64_t row) const;
     /// Downloads `count` rows of logits, from `row` on.

@@ -1,16 +1,15 @@
-// y = h W^T for 9 to 64 rows of an answer step, W one part of a matrix of 2,048 columns: each warp holds its columns of x in
+// y = h W^T for 9 to 64 rows of an answer step, W an FP8 or NVFP4 part of a matrix of 2,048 columns: each warp holds its columns of x in
 // registers, as dense_one.cuh does for one row.
 //
 //   all tiles   | block 0 | block 1 | block 2 ...           runs of tiles, of equal numbers as far as they go
-//   a block     warp p has split p of every sum: two chunks of the columns, which are pieces p, p + 16 or p (few_rows.cuh)
-//   a warp      x of these, 8 or 16 or 32 rows of 128 columns, in registers; tile after tile comes through its ring
+//   a block     warp p has split p of every sum (few_rows.cuh): two neighbouring chunks of the columns
+//   a warp      16 or 32 rows of these 128 columns in registers; tile after tile comes through its ring
 //
-//   Sums of up to kTogether tiles lie where x was, [warp][tile][16 rows of the tile][row of x]; then all threads add splits in fours,
-//   and the fours, as few_rows.cuh does, so a row has the bits that it has there.
+// Sums of up to kTogether tiles lie where x was, [warp][tile][row of the tile][row of x]; then all threads add splits in fours, and the
+// fours, so a row has the bits that it has alone. More than 32 rows are two halves, each for half of the blocks.
 //
-// More than 32 rows of x are two halves, each for half of the blocks, which read all weights.
-//
-// Traffic: weights once a half; x once a block, from L2. Bound: see dense_held.cu.
+// Traffic: weights once a half; x once a block, from L2. Bound: latency, and instructions of the block scales: attention's in_proj of 32
+// rows takes 15.8 us in a chain of its own (NVFP4; FP8 12.9), 2.5 of bytes; by quarters of gemm_answer.cu 20.3 (19.3) (H200, 2026-11).
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/few_rows.cuh"
 #include "ggml-like/cuda/linear/finish_sum.cuh"
@@ -29,8 +28,8 @@ using namespace pack;
 
 namespace {
 
-/// x of one warp as B operands of mma: 128 columns of kEights * 8 rows.
-template <Kind K, int kEights>
+/// x of one warp as B operands of mma: 128 columns of 8 * kEights rows, lifted (few_rows.cuh).
+template <int kEights>
 struct HeldColumns {
     uint32_t b[kHeldChunks][4][kEights][2];
 
@@ -45,16 +44,11 @@ struct HeldColumns {
 #pragma unroll
                 for (int j = 0; j < kEights; j += 2) {
                     uint32_t v[4];
-                    load_matrices(v, (place ^ static_cast<uint32_t>(kk * 32)) + c * kEights * 1024 + j * 1024);
+                    load_matrices(v,
+                                  (place ^ static_cast<uint32_t>(kk * 32)) + c * kEights * 1024 + j * 1024);
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) b[c][kk][j + i / 2][i % 2] = lift(v[i]);
+                    for (int i = 0; i < 4; ++i) b[c][kk][j + i / 2][i % 2] = lifted(v[i]);
                 }
-    }
-
-  private:
-    __device__ __forceinline__ static uint32_t lift(uint32_t v) {
-        if constexpr (K == Kind::bf16) return v;
-        return lifted(v);
     }
 };
 
@@ -63,19 +57,12 @@ template <Kind K, int kEights>
 __device__ __forceinline__ void multiply_held(const uint8_t* chunk, const uint32_t (&x)[4][kEights][2],
                                               float (&sum)[kEights][4]) {
     const int lane = threadIdx.x % 32;
-    if constexpr (K == Kind::bf16) {
-#pragma unroll
-        for (int kk = 0; kk < 4; ++kk) {
-            const uint4 w = *reinterpret_cast<const uint4*>(chunk + 512 * kk + 16 * lane);
-            const uint32_t a[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-            for (int n = 0; n < kEights; ++n) mma(sum[n], a, x[kk][n][0], x[kk][n][1]);
-        }
-    } else if constexpr (K == Kind::fp8) {
+    if constexpr (K == Kind::fp8) {
         float partial[kEights][4] = {};
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) {
-            const uint2 w = *reinterpret_cast<const uint2*>(chunk + 512 * (kk / 2) + 16 * lane + 8 * (kk % 2));
+            const uint2 w =
+                *reinterpret_cast<const uint2*>(chunk + 512 * (kk / 2) + 16 * lane + 8 * (kk % 2));
             uint32_t a[4];
             decode_fp8(w.x, w.y, a);
 #pragma unroll
@@ -111,10 +98,9 @@ struct HeldRing {
     uint64_t* barriers;
     const uint8_t* from;  // the next piece
     int left;             // to ask for
-    int64_t tile_step;    // bytes from a tile's last piece to the next one's first
     int at = 0;           // the place of the piece that comes
-    int step = 0;         // of its tile, of the piece to ask for
     uint32_t parities = 0;
+    static constexpr int kTileBytes = kWarps * kPieceBytes<K>;
 
     /// Whole warp.
     __device__ __forceinline__ void init(int lane) {
@@ -130,8 +116,7 @@ struct HeldRing {
             copy_bytes(data + to * kPieceBytes<K>, from, kPieceBytes<K>, barriers + to);
         }
         --left;
-        from += ++step < S::kSteps ? kWarps * kPieceBytes<K> : tile_step;
-        if (step == S::kSteps) step = 0;
+        from += kTileBytes;
     }
     __device__ __forceinline__ const uint8_t* wait() {
         wait_phase(barriers + at, parities >> at & 1);
@@ -168,10 +153,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     uint8_t* own = held + warp * S::kWarpBytes;  // of x, then of sums
     uint8_t* rings = held + kWarps * S::kWarpBytes;
     uint64_t* own_x = barriers[warp] + S::kDepth;
-    const int64_t tile_bytes = int64_t{kHeldChunks * kWarps} * chunk_bytes(K);
-    HeldRing<K, S> ring{rings + warp * S::kRingBytes, barriers[warp],
-                        task.data + begin * tile_bytes + warp * kPieceBytes<K>, (end - begin) * S::kSteps,
-                        tile_bytes - (S::kSteps - 1) * kWarps * kPieceBytes<K>};
+    using Ring = HeldRing<K, S>;
+    Ring ring{rings + warp * S::kRingBytes, barriers[warp],
+              task.data + int64_t{begin} * Ring::kTileBytes + warp * kPieceBytes<K>, end - begin};
     if (lane == 0) init_phases(own_x, 1);
     ring.init(lane);
     if (elected()) prefetch_map(x);
@@ -183,13 +167,13 @@ __global__ void __launch_bounds__(kThreads, 1)
         arrive_and_expect(own_x, kHeldChunks * S::kRows * 128);
 #pragma unroll
         for (int c = 0; c < kHeldChunks; ++c)
-            copy_box(own + c * S::kRows * 128, x, S::chunk(warp, c) * kChunkCols, first, own_x);
+            copy_box(own + c * S::kRows * 128, x, (kHeldChunks * warp + c) * kChunkCols, first, own_x);
     }
     __syncwarp();
     if (ring.left == 0) allow_successor();
     const StepOutput& out = task.answer;
     if (out.scale.squares != nullptr) norm_factors(out.scale, first, 1, count, kWarps, scales);
-    HeldColumns<K, kEights> columns;
+    HeldColumns<kEights> columns;
     wait_phase(own_x, 0);
     columns.load(shared_address(own));
     __syncwarp();
@@ -201,15 +185,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
         for (int j = 0; j < together; ++j) {
             float sum[kEights][4] = {};
+            const uint8_t* piece = ring.wait();
 #pragma unroll
-            for (int step = 0; step < S::kSteps; ++step) {
-                const uint8_t* piece = ring.wait();
-#pragma unroll
-                for (int c = 0; c < kPieceChunks<K>; ++c)
-                    multiply_held<K, kEights>(piece + c * chunk_bytes(K), columns.b[step * kPieceChunks<K> + c],
-                                              sum);
-                ring.release();
-            }
+            for (int c = 0; c < kHeldChunks; ++c)
+                multiply_held<K, kEights>(piece + c * chunk_bytes(K), columns.b[c], sum);
+            ring.release();
             float* to = reinterpret_cast<float*>(own + j * S::kTileBytes);
 #pragma unroll
             for (int n = 0; n < kEights; ++n)
@@ -221,10 +201,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         // A thread four rows of a tile for one row of x.
         constexpr int kEach = 4 * S::kRows;  // threads of a tile
         const int thread = static_cast<int>(threadIdx.x), j = thread / kEach, n = thread % S::kRows,
-                  r = thread % kEach / S::kRows * 4, row = (from + j) * kTileRows + r, there = task.rows - row;
+                  r = thread % kEach / S::kRows * 4, row = (from + j) * kTileRows + r,
+                  there = task.rows - row;
         const bool stores = j < together && n < count && there > 0;
         float4 factor{};
-        if (K != Kind::bf16 && stores) factor = *reinterpret_cast<const float4*>(task.factor + row);
+        if (stores) factor = *reinterpret_cast<const float4*>(task.factor + row);
         __syncthreads();
         if (stores) {
             const auto* sums = reinterpret_cast<const float*>(held + j * S::kTileBytes);
@@ -232,13 +213,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 sum[i] = add_splits(kWarps, sums + S::place(r + i, n), S::kWarpBytes / 4);
-            if constexpr (K != Kind::bf16) {
-                sum[0] = scaled(sum[0], factor.x), sum[1] = scaled(sum[1], factor.y);
-                sum[2] = scaled(sum[2], factor.z), sum[3] = scaled(sum[3], factor.w);
-            }
+            sum[0] = scaled(sum[0], factor.x), sum[1] = scaled(sum[1], factor.y);
+            sum[2] = scaled(sum[2], factor.z), sum[3] = scaled(sum[3], factor.w);
             const float none[4] = {};
-            finish_four(out, first + n, row, sum, none, out.scale.squares != nullptr ? scales[n] : 1.0f, there,
-                        {});
+            finish_four(out, first + n, row, sum, none, out.scale.squares != nullptr ? scales[n] : 1.0f,
+                        there, {});
         }
         if (from + S::kTogether < end) __syncthreads();
     }
@@ -249,13 +228,13 @@ template <Kind K, int kEights>
 void run(Context& c, const GemmTask& task) {
     using S = HeldShape<K, kEights>;
     const int halves = (task.tokens + S::kRows - 1) / S::kRows;
-    const CUtensorMap x = make_map(
-        task.x, {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                 .dimensions = 2,
-                 .size = {static_cast<cuuint64_t>(task.cols), static_cast<cuuint64_t>(task.tokens)},
-                 .stride = {static_cast<cuuint64_t>(task.ldx8) * 16},
-                 .box = {kChunkCols, static_cast<cuuint32_t>(S::kRows)},
-                 .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
+    const CUtensorMap x =
+        make_map(task.x, {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                          .dimensions = 2,
+                          .size = {static_cast<cuuint64_t>(task.cols), static_cast<cuuint64_t>(task.tokens)},
+                          .stride = {static_cast<cuuint64_t>(task.ldx8) * 16},
+                          .box = {kChunkCols, static_cast<cuuint32_t>(S::kRows)},
+                          .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
     launch(c, "dense_held", held_kernel<K, kEights>,
            dim3(static_cast<unsigned>(min(c.sms / halves, task.tiles) * halves)), kThreads, S::kShared, task,
            x);

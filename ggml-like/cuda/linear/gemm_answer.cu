@@ -3,6 +3,7 @@
 //   quarters  a cluster of four blocks, each four of the splits, which send each other their sums
 //   low quarters  the same with half as many rows of the matrix: twice as many blocks where these were fewer than SMs
 //   whole     a block makes all splits of a sum: where blocks are many
+//   lone      the same with an SM for each block, whose ring is deeper: BF16
 //   rounds    the same for up to 64 rows, by blocks that go from place to place: where these are many more than SMs
 //
 // Over ranks (low) quarters add up themselves (comm/tile_sums.cuh).
@@ -11,8 +12,7 @@
 // products.
 //
 // Traffic: weights once for each 32 rows (rounds: 64), x once a place. Bound: latency of few steps (DeltaNet in_proj, 32 rows: 20 us,
-// 12 of bytes); NVFP4 also instructions, half of them before and after the products (attention in_proj: 23 us, 2.5 of
-// bytes); the head of 64 rows reads its weights twice, at the L2 cache's 5.5 TB/s (H200, 2026-11).
+// 12 of bytes); NVFP4 also instructions, half of them before and after the products; the head of 64 rows reads its weights twice, at the L2 cache's 5.5 TB/s (H200, 2026-11).
 #include "ggml-like/cuda/linear/gemm_warpgroups.cuh"
 
 namespace quern::cuda::linear {
@@ -31,7 +31,9 @@ void run(Context& c, AnswerProduct product, const GemmTask& task) {
         launch_warpgroups<K, Whole<K>>(c, "gemm_answer whole", task);
     else if (product == AnswerProduct::quarters)
         launch_warpgroups<K, Quarters<K>>(c, "gemm_answer quarters", task);
-    else if constexpr (K != Kind::fp8)
+    else if (product == AnswerProduct::lone) {
+        if constexpr (K == Kind::bf16) launch_warpgroups<K, Lone<K>>(c, "gemm_answer lone", task);
+    } else if constexpr (K != Kind::fp8)
         launch_warpgroups<K, LowQuarters<K>>(c, "gemm_answer low quarters", task);
 }
 

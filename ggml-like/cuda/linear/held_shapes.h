@@ -8,16 +8,16 @@ namespace quern::cuda::linear {
 
 using namespace pack;
 
-/// Chunks of the columns that a warp holds: of the whole matrix 16 times as many.
+/// Chunks of the columns that a warp holds, a piece of a tile: of the whole matrix 16 times as many.
 inline constexpr int kHeldChunks = 2;
+static_assert(kPieceChunks<Kind::fp8> == kHeldChunks && kPieceChunks<Kind::nvfp4> == kHeldChunks);
 
-/// kEights: eights of rows of x, 2 or 4.
+/// K: FP8 or NVFP4. kEights: eights of rows of x, 2 or 4.
 template <Kind K, int kEights>
 struct HeldShape {
     static constexpr int kRows = 8 * kEights;
-    static constexpr int kSteps = kHeldChunks / kPieceChunks<K>;  // pieces of a tile that a warp has
-    static constexpr int kTileBytes = kTileRows * kRows * 4;      // of a warp's sums of a tile
-    static constexpr int kTogether = 4;                           // tiles whose sums are added together
+    static constexpr int kTileBytes = kTileRows * kRows * 4;  // of a warp's sums of a tile
+    static constexpr int kTogether = 4;                       // tiles whose sums are added together
     /// Of a warp: x of its columns, later its sums of these tiles.
     static constexpr int kWarpBytes = kHeldChunks * kRows * 128;
     static_assert(kWarpBytes == kTogether * kTileBytes);
@@ -27,10 +27,6 @@ struct HeldShape {
     static constexpr int kShared = kWarps * (kWarpBytes + kRingBytes) + 1024;  // with what aligns it
     static_assert(kDepth >= 2);
 
-    /// The chunk of the matrix that is number c of warp p.
-    QUERN_BOTH static constexpr int chunk(int p, int c) {
-        return kPieceChunks<K> == 1 ? p + kWarps * c : kHeldChunks * p + c;
-    }
     /// Where a tile's sum of its row and row n of x lies, in floats: neighbours in n are neighbours, rows in other banks.
     QUERN_BOTH static constexpr int place(int row, int n) {
         return row * kRows + (n ^ (kEights == 4 ? row % 4 * 8 : row / 2 % 2 * 8));
@@ -39,7 +35,8 @@ struct HeldShape {
 
 /// A part of 2,048 columns that blocks of all SMs can share. kind: FP8 or NVFP4.
 inline bool held_fits(const Card& card, Kind kind, int tiles, int chunks) {
-    const int bytes = kind == Kind::fp8 ? HeldShape<Kind::fp8, 4>::kShared : HeldShape<Kind::nvfp4, 4>::kShared;
+    const int bytes =
+        kind == Kind::fp8 ? HeldShape<Kind::fp8, 4>::kShared : HeldShape<Kind::nvfp4, 4>::kShared;
     return card.warpgroups && chunks == kHeldChunks * kWarps && tiles >= card.sms &&
            bytes + 2048 <= card.shared_bytes;
 }

@@ -128,6 +128,9 @@ constexpr PromptCut cut_prompt(int sms, int64_t tiles, int64_t tokens, bool chun
 
 template <Kind K>
 using Whole = WarpgroupShape<32, kPieceChunks<K>, 2, 1, kAnswerSplits>;
+/// The same with an SM for each block, so that more of its weights are on their way.
+template <Kind K>
+using Lone = WarpgroupShape<32, kPieceChunks<K>, 1, 1, kAnswerSplits>;
 template <Kind K>
 using Rounds = WarpgroupShape<64, kPieceChunks<K>, 1, 1, kAnswerSplits, 8, 2>;
 template <Kind K>
@@ -145,8 +148,8 @@ struct OverRanks : S {
 template <Kind K>
 constexpr bool answers_fit(const Card& card, int chunks) {
     return chunks % kPieceChunks<K> == 0 && warpgroups_fit<K, Whole<K>>(card) &&
-           warpgroups_fit<K, Quarters<K>>(card) && warpgroups_fit<K, Rounds<K>>(card) &&
-           warpgroups_fit<K, LowQuarters<K>>(card);
+           warpgroups_fit<K, Lone<K>>(card) && warpgroups_fit<K, Quarters<K>>(card) &&
+           warpgroups_fit<K, Rounds<K>>(card) && warpgroups_fit<K, LowQuarters<K>>(card);
 }
 
 }  // namespace quern::cuda::linear
