@@ -12,6 +12,7 @@
 #include "ggml-like/cuda/linear/dense_shapes.h"
 #include "ggml-like/cuda/linear/held_shapes.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
+#include "ggml-like/cuda/moe/mixture_shapes.h"
 
 namespace quern {
 namespace {
@@ -98,6 +99,25 @@ TEST_SUITE("cpu") {
         AnswerShape gate_up{.kind = Kind::nvfp4, .normed = true, .paired = true};
         CHECK(answers(kH200, gate_up, 34816, 5120) ==
               "tall few few whole whole whole rounds");  // the 27B's MLP
+    }
+
+    TEST_CASE("variants: blocks of a stream share all of its pieces, those that begin late fewer") {
+        using moe::share_begin;
+        for (const int blocks : {1, 2, 3, 4, 108, 132, 170})
+            for (int all = 0; all < 1000000; all += all < 100000 ? 977 : 8009)
+                for (const bool late : {false, true}) {
+                    REQUIRE(share_begin(all, 0, blocks, late) == 0);
+                    REQUIRE(share_begin(all, blocks, blocks, late) == all);
+                    for (int b = 0; b < blocks; ++b)
+                        REQUIRE(share_begin(all, b, blocks, late) <= share_begin(all, b + 1, blocks, late));
+                }
+        const auto share = [](int block, bool late) {  // pieces, of 32 rows of the 35B's moe_down
+            const int all = 4 * 164 * 128 * 2;
+            return (share_begin(all, block + 1, 132, late) - share_begin(all, block, 132, late)) / 4;
+        };
+        CHECK((share(0, false) == 318 && share(131, false) == 318));
+        CHECK((share(0, true) == 325 && share(87, true) == 325));
+        CHECK((share(88, true) == 324 && share(131, true) == 281));
     }
 
     TEST_CASE("variants: attention") {
@@ -221,10 +241,13 @@ TEST_SUITE("cpu") {
                 REQUIRE(linear::dense_rows_fit(card, s.kind, s.rows, s.chunks, 0));
             }
             if (product == AnswerProduct::held) {
-                const bool fp8 = s.kind == Kind::fp8;
+                const bool fp8 = s.kind == Kind::fp8, few = s.rows <= 16;
                 REQUIRE((s.normed && s.rows > 8 && s.chunks == 32 && s.kind != Kind::bf16));
-                REQUIRE((fp8 ? linear::HeldShape<Kind::fp8, 4>::kShared
-                             : linear::HeldShape<Kind::nvfp4, 4>::kShared) < card.shared_bytes);
+                const int bytes = fp8 ? (few ? linear::HeldShape<Kind::fp8, 2>::kShared
+                                             : linear::HeldShape<Kind::fp8, 4>::kShared)
+                                      : (few ? linear::HeldShape<Kind::nvfp4, 2>::kShared
+                                             : linear::HeldShape<Kind::nvfp4, 4>::kShared);
+                REQUIRE(bytes + linear::kHeldStatic <= card.shared_bytes);
             }
             if (product >= AnswerProduct::held)
                 REQUIRE((card.warpgroups && s.chunks % linear::piece_chunks(s.kind) == 0));
@@ -294,6 +317,7 @@ TEST_SUITE("cpu") {
         CHECK(with([](AnswerShape&) {}));
         CHECK(with([](AnswerShape& s) { s.rows = 8, s.kind = Kind::nvfp4; }));
         CHECK(with([](AnswerShape& s) { s.rows = 20; }));  // low quarters
+        CHECK(with([](AnswerShape& s) { s.rows = 20, s.kind = Kind::nvfp4; }));
         CHECK(with([](AnswerShape& s) { s.rows = 64, s.kind = Kind::nvfp4; }));
         CHECK(with([](AnswerShape& s) { s.tiles = 320; }));
         CHECK_FALSE(with([](AnswerShape& s) { s.tiles = 321; }));

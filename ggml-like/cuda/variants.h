@@ -10,12 +10,12 @@
 //                    tiles than a block finishes together, or gate and up
 //     few            dense_rows.cuh, where its rows fit into shared memory; rings as deep as the card's blocks allow
 //     step           step_product.cu, 16 or 32 rows a block: the rest, and where there are no products of warpgroups
-//     held           dense_held.cu: FP8 and NVFP4 of a norm and 2,048 columns, from a tile an SM on
+//     held           dense_held.cu: FP8 and NVFP4 of a norm and 32 chunks of columns, from a tile an SM on
 //     quarters       gemm_answer.cu: a cluster of four blocks, for up to eight tiles an SM and 16 rows (NVFP4: nine), unless blocks
 //                    of `whole` would have two thirds of the SMs (not NVFP4); low: of half the height, for 17 to 32 rows of BF16 and
-//                    NVFP4 and up to a tile an SM; whole: one block; lone: of BF16 the same with an SM each, up to 32 rows where there
-//                    is one; rounds: blocks that stay, for more than 32 rows and 16 tiles an SM. Also up to 8 rows where few does not
-//                    fit
+//                    NVFP4 and up to a tile an SM; whole: one block for eight tiles; lone: the same for BF16, up to 32 rows and one
+//                    such block an SM; rounds: blocks that stay, for more than 32 rows and 16 tiles an SM. Also up to 8 rows where
+//                    few does not fit
 //
 // Answers, mixtures (the same bits again):
 //

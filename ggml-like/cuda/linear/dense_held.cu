@@ -1,4 +1,4 @@
-// y = h W^T for 9 to 64 rows of an answer step, W an FP8 or NVFP4 part of a matrix of 2,048 columns: each warp holds its columns of x in
+// y = h W^T for 9 to 64 rows of an answer step, W an FP8 or NVFP4 part of a matrix of 32 chunks of columns: each warp holds its columns of x in
 // registers, as dense_one.cuh does for one row.
 //
 //   all tiles   | block 0 | block 1 | block 2 ...           runs of tiles, of equal numbers as far as they go
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncwarp();
     if (ring.left == 0) allow_successor();
     const StepOutput& out = task.answer;
-    if (out.scale.squares != nullptr) norm_factors(out.scale, first, 1, count, kWarps, scales);
+    norm_factors(out.scale, first, 1, count, kWarps, scales);
     HeldColumns<kEights> columns;
     wait_phase(own_x, 0);
     columns.load(shared_address(own));
@@ -216,8 +216,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             sum[0] = scaled(sum[0], factor.x), sum[1] = scaled(sum[1], factor.y);
             sum[2] = scaled(sum[2], factor.z), sum[3] = scaled(sum[3], factor.w);
             const float none[4] = {};
-            finish_four(out, first + n, row, sum, none, out.scale.squares != nullptr ? scales[n] : 1.0f,
-                        there, {});
+            finish_four(out, first + n, row, sum, none, scales[n], there, {});
         }
         if (from + S::kTogether < end) __syncthreads();
     }
@@ -235,9 +234,8 @@ void run(Context& c, const GemmTask& task) {
                           .stride = {static_cast<cuuint64_t>(task.ldx8) * 16},
                           .box = {kChunkCols, static_cast<cuuint32_t>(S::kRows)},
                           .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
-    launch(c, "dense_held", held_kernel<K, kEights>,
-           dim3(static_cast<unsigned>(min(c.sms / halves, task.tiles) * halves)), kThreads, S::kShared, task,
-           x);
+    launch(c, "dense_held", held_kernel<K, kEights>, dim3(static_cast<unsigned>(c.sms / halves * halves)),
+           kThreads, S::kShared, task, x);
 }
 
 template <Kind K>

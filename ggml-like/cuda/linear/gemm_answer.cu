@@ -11,8 +11,9 @@
 // NVFP4 and FP8: x is lifted where it lies in shared memory, and the scale of each 16 columns, or of a chunk, meets the sum of their
 // products.
 //
-// Traffic: weights once for each 32 rows (rounds: 64), x once a place. Bound: latency of few steps (DeltaNet in_proj, 32 rows: 20 us,
-// 12 of bytes); NVFP4 also instructions, half of them before and after the products; the head of 64 rows reads its weights twice, at the L2 cache's 5.5 TB/s (H200, 2026-11).
+// Traffic: weights once for each 32 rows (rounds: 64), x once a place. Bound: latency of few steps (DeltaNet in_proj, 32 rows: 19 us,
+// 12 of bytes); NVFP4 also instructions, half of them before and after the products; the head of 64 rows reads its weights twice, at the
+// L2 cache's 5.5 TB/s (H200, 2026-11).
 #include "ggml-like/cuda/linear/gemm_warpgroups.cuh"
 
 namespace quern::cuda::linear {

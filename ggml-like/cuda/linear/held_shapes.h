@@ -27,18 +27,21 @@ struct HeldShape {
     static constexpr int kShared = kWarps * (kWarpBytes + kRingBytes) + 1024;  // with what aligns it
     static_assert(kDepth >= 2);
 
-    /// Where a tile's sum of its row and row n of x lies, in floats: neighbours in n are neighbours, rows in other banks.
+    /// Where a tile's sum of its row and row n of x lies, in floats: neighbours in n are neighbours, and what a warp stores at a time lies in
+    /// different banks.
     QUERN_BOTH static constexpr int place(int row, int n) {
         return row * kRows + (n ^ (kEights == 4 ? row % 4 * 8 : row / 2 % 2 * 8));
     }
 };
 
-/// A part of 2,048 columns that blocks of all SMs can share. kind: FP8 or NVFP4.
+inline constexpr int kHeldStatic = 2048;  // shared memory beside, at most
+/// A part of 2,048 columns, in whole chunks, that blocks of all SMs can share. kind: FP8 or NVFP4.
 inline bool held_fits(const Card& card, Kind kind, int tiles, int chunks) {
-    const int bytes =
-        kind == Kind::fp8 ? HeldShape<Kind::fp8, 4>::kShared : HeldShape<Kind::nvfp4, 4>::kShared;
+    const int bytes = kind == Kind::fp8
+                          ? std::max(HeldShape<Kind::fp8, 2>::kShared, HeldShape<Kind::fp8, 4>::kShared)
+                          : std::max(HeldShape<Kind::nvfp4, 2>::kShared, HeldShape<Kind::nvfp4, 4>::kShared);
     return card.warpgroups && chunks == kHeldChunks * kWarps && tiles >= card.sms &&
-           bytes + 2048 <= card.shared_bytes;
+           bytes + kHeldStatic <= card.shared_bytes;
 }
 
 }  // namespace quern::cuda::linear

@@ -39,9 +39,9 @@ constexpr bool takes_step_product(AnswerProduct product) { return product >= Ans
 /// Error(device) for more than kStepRows rows.
 void step_product(Context& context, AnswerProduct product, const Part& part, const Packed& w,
                   const StepRows& x, const StepOutput& out, const comm::Peers* peers = nullptr);
-/// The same for FP8 and NVFP4 by warps that hold their columns of x; out: neither paired nor with a residual.
+/// The same for FP8 and NVFP4 by warps that hold their columns of x; out: of a norm, neither paired nor with a residual.
 void dense_held(Context& context, const Part& part, const Packed& w, const StepRows& x, const StepOutput& out);
-/// The same for BF16 and NVFP4 by products of warpgroups: (low) quarters, whole or rounds.
+/// The same by products of warpgroups: (low) quarters, lone, whole or rounds.
 void gemm_answer(Context& context, AnswerProduct product, const Part& part, const Packed& w,
                  const StepRows& x, const StepOutput& out, const comm::Peers* peers);
 

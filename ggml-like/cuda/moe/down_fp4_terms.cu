@@ -24,7 +24,12 @@ namespace {
 template <bool kOfPrompt>
 struct DownWork {
     const Down& a;
-    static constexpr bool kLate = true;  // where gate and up's blocks leave, in their order
+    // Where kernels begin early, blocks begin as gate and up's leave, in the order of their numbers.
+#if __CUDA_ARCH__ >= 900
+    static constexpr bool kLate = true;
+#else
+    static constexpr bool kLate = false;
+#endif
     static constexpr bool kPrompt = kOfPrompt;
     static constexpr bool kRowsFirst = false;
     static constexpr bool kRowsAtPlaces = kPrompt, kTargetsAtPlaces = false;

@@ -151,7 +151,7 @@ __device__ __forceinline__ void multiply_share(const Work& work, const TileLine&
 }
 
 /// The whole block; k.list is complete. kEach: chunks of a split, or 0 unless s.whole. Work, where `index` is a pair, or a row for the shared expert:
-///   kLate                              blocks begin one after the other (TileLine)
+///   kLate                              blocks begin one after the other (share_begin)
 ///   kPrompt                            sums as prompts add (gemm.h), else as answers
 ///   kRowsFirst                         rows are requested before weights; else weights, then before_rows(), then rows
 ///   kRowsAtPlaces, kTargetsAtPlaces    row(), target() are given the pair's place in groups instead of the pair

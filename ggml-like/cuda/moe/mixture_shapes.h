@@ -73,6 +73,21 @@ inline bool fit_stream(StreamShape& s, int limit) {
     return s.whole || fits(4, 3) || fits(2, 2) || fits(1, 2);
 }
 
+/// What block `block` of `blocks` begins with of `all`, in quarters of pieces, so that all have about as much. late: the last third begins
+/// late, each block a bit later than the one before, and has a piece less than that, if there are enough.
+QUERN_BOTH constexpr int share_begin(int all, int block, int blocks, bool late) {
+    if (block == blocks) return all;
+    const int third = blocks / 3, before = block > blocks - third ? block - (blocks - third) : 0;
+    int less = 0;
+    if (late && all >= 8 * third * blocks) {
+        all += 2 * third * (third + 1);  // what late blocks have less
+        less = 2 * before * (before + 1);
+    }
+    return static_cast<int>(static_cast<unsigned>(all) * static_cast<unsigned>(block) /
+                            static_cast<unsigned>(blocks)) -
+           less;
+}
+
 /// A launch of gate_up_fp4_one.cu. tiles: of one expert; of the shared one.
 struct GateUpOneLaunch {
     ColumnSplits splits;

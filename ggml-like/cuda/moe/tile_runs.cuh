@@ -107,21 +107,12 @@ struct TileLine {
     }
     /// The tile with which block `block` of `blocks` begins. Pieces of the shared expert count five quarters in answers: its
     /// groups are full, and 8 rows take longer to load and to multiply. In prompts a group of few rows costs as much.
-    /// kLate: the last third of the blocks begins late, each a bit later than the one before, and has a piece less than that.
     template <bool kPrompt, bool kLate>
     __device__ __forceinline__ int begin_of(int block, int blocks) const {
         constexpr int kMore = kPrompt ? 0 : 1;  // quarters
         if (block == blocks) return tiles;
         const int of_shared = shared_tiles * s.shared.pieces;
-        int all = 4 * pieces_before(tiles) + kMore * of_shared, less = 0;
-        if constexpr (kLate) {
-            const int late = blocks / 3, before = max(0, block - (blocks - late));
-            // of all late blocks; of those before this one
-            const int of_all = 2 * late * (late + 1), of_before = 2 * before * (before + 1);
-            if (all >= 8 * late * blocks) all += of_all, less = of_before;
-        }
-        const int at =
-            static_cast<int>(static_cast<unsigned>(all) * static_cast<unsigned>(block) / blocks) - less;
+        const int at = share_begin(4 * pieces_before(tiles) + kMore * of_shared, block, blocks, kLate);
         int piece = at < (4 + kMore) * of_shared ? at / (4 + kMore) : (at - kMore * of_shared) / 4;
         return tile_of(piece);
     }
