@@ -1,5 +1,5 @@
-// y = h W^T for 9 to 64 rows of an answer step, W an FP8 or NVFP4 part of a matrix of 32 chunks of columns: each warp holds its columns of x in
-// registers, as dense_one.cuh does for one row.
+// y = h W^T for 9 to 64 rows of an answer step, W an FP8 or NVFP4 part of a matrix of 32 chunks of columns: each warp holds its
+// columns of x in registers, as dense_one.cuh does for one row.
 //
 //   all tiles   | block 0 | block 1 | block 2 ...           runs of tiles, of equal numbers as far as they go
 //   a block     warp p has split p of every sum (few_rows.cuh): two neighbouring chunks of the columns

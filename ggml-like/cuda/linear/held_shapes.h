@@ -27,8 +27,8 @@ struct HeldShape {
     static constexpr int kShared = kWarps * (kWarpBytes + kRingBytes) + 1024;  // with what aligns it
     static_assert(kDepth >= 2);
 
-    /// Where a tile's sum of its row and row n of x lies, in floats: neighbours in n are neighbours, and what a warp stores at a time lies in
-    /// different banks.
+    /// Where a tile's sum of its row and row n of x lies, in floats: neighbours in n are neighbours, and what a warp stores at a
+    /// time lies in different banks.
     QUERN_BOTH static constexpr int place(int row, int n) {
         return row * kRows + (n ^ (kEights == 4 ? row % 4 * 8 : row / 2 % 2 * 8));
     }
