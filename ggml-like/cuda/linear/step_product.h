@@ -40,7 +40,8 @@ constexpr bool takes_step_product(AnswerProduct product) { return product >= Ans
 void step_product(Context& context, AnswerProduct product, const Part& part, const Packed& w,
                   const StepRows& x, const StepOutput& out, const comm::Peers* peers = nullptr);
 /// The same for FP8 and NVFP4 by warps that hold their columns of x; out: of a norm, neither paired nor with a residual.
-void dense_held(Context& context, const Part& part, const Packed& w, const StepRows& x, const StepOutput& out);
+void dense_held(Context& context, const Part& part, const Packed& w, const StepRows& x,
+                const StepOutput& out);
 /// The same by products of warpgroups: (low) quarters, lone, whole or rounds.
 void gemm_answer(Context& context, AnswerProduct product, const Part& part, const Packed& w,
                  const StepRows& x, const StepOutput& out, const comm::Peers* peers);
