@@ -58,17 +58,11 @@ __device__ __forceinline__ void multiply_held(const uint8_t* chunk, const uint32
                                               float (&sum)[kEights][4]) {
     const int lane = threadIdx.x % 32;
     if constexpr (K == Kind::fp8) {
-        float partial[kEights][4] = {};
-#pragma unroll
-        for (int kk = 0; kk < 4; ++kk) {
-            const uint2 w =
-                *reinterpret_cast<const uint2*>(chunk + 512 * (kk / 2) + 16 * lane + 8 * (kk % 2));
-            uint32_t a[4];
-            decode_fp8(w.x, w.y, a);
+        const auto products = [&](int kk, const uint32_t(&a)[4], float(&partial)[kEights][4]) {
 #pragma unroll
             for (int n = 0; n < kEights; ++n) mma(partial[n], a, x[kk][n][0], x[kk][n][1]);
-        }
-        add_scaled(sum, partial, *reinterpret_cast<const float2*>(chunk + 1024));
+        };
+        add_fp8_chunk(chunk, lane, products, sum);
     } else {
         const uint4 w = *reinterpret_cast<const uint4*>(chunk + 16 * lane);
         const uint2 bytes = *reinterpret_cast<const uint2*>(chunk + 512 + 8 * (lane >> 2));

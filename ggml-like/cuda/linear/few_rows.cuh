@@ -94,6 +94,22 @@ __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const uint3
     }
 }
 
+/// sum += an FP8 chunk's scales times its products; products(kk, a, partial) adds those of its block kk of 16 columns.
+template <int NT, class Products>
+__device__ __forceinline__ void add_fp8_chunk(const uint8_t* chunk, int lane, const Products& products,
+                                              float (&sum)[NT][4]) {
+    float partial[NT][4] = {};
+#pragma unroll
+    for (int kk = 0; kk < 4; ++kk) {
+        const uint2 w = *reinterpret_cast<const uint2*>(chunk + 512 * (kk / 2) + 16 * lane + 8 * (kk % 2));
+        uint32_t a[4];
+        decode_fp8(w.x, w.y, a);
+        products(kk, a, partial);
+    }
+    const float2 scale = *reinterpret_cast<const float2*>(chunk + 1024);
+    add_scaled(sum, partial, scale);
+}
+
 /// Up to 16 partial sums, `step` apart, are read at once and added four by four, then the fours: the order,
 /// whoever adds.
 __device__ __forceinline__ float add_splits(int splits, const float* from, int step) {

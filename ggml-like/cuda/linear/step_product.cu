@@ -88,17 +88,10 @@ struct StepChunk {
                 products(kk, a, sum);
             }
         } else if constexpr (K == Kind::fp8) {
-            float partial[kEights][4] = {};
-#pragma unroll
-            for (int kk = 0; kk < 4; ++kk) {
-                const uint2 w =
-                    *reinterpret_cast<const uint2*>(chunk + 512 * (kk / 2) + 16 * lane + 8 * (kk % 2));
-                uint32_t a[4];
-                decode_fp8(w.x, w.y, a);
-                products(kk, a, partial);
-            }
-            const float2 scale = *reinterpret_cast<const float2*>(chunk + 1024);
-            add_scaled(sum, partial, scale);
+            add_fp8_chunk(
+                chunk, lane,
+                [&](int kk, const uint32_t(&a)[4], float(&partial)[kEights][4]) { products(kk, a, partial); },
+                sum);
         } else {
             add_fp4(lane, sum);
         }
