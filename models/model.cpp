@@ -58,6 +58,7 @@ Batch declare_batch(Graph& g, const BatchShape& shape, int64_t width) {
             .journal = g.input("journal", DType::I32, {sequences}),
             .logit_rows = g.input("logit_rows", DType::I32, {logit_rows}),
             .temperature = g.input("temperature", DType::F32, {logit_rows})};
+    if (shape.kind == StepKind::prompt) b.logits_from = g.input("logits_from", DType::I32, {sequences});
     if (width > 0) b.rope = g.input("rope", DType::I32, {3, tokens});
     if (width > 0 && shape.images) {
         b.image_source = g.input("image_source", DType::I32, {tokens});

@@ -50,8 +50,11 @@ struct BatchShape {
     bool full_head = false;
     /// Of dflash, where its config does not say it: whether rows of a block in layers with windows see none after them.
     bool causal_windows = false;
-    /// Of ranks: each has the residual stream of all rows after every layer; else of prompts' rows that it adds up itself.
+    /// The residual stream of all rows after every layer, on each rank; else of ranks of prompts' rows that it adds up itself, and after
+    /// the last layer of rows whose logits are wanted.
     bool whole_residual = false;
+    /// Whether the last layer of the model may leave out rows whose logits nobody wants.
+    bool narrows() const { return kind == StepKind::prompt && logit_rows < tokens && !whole_residual; }
     auto operator<=>(const BatchShape&) const = default;
 };
 

@@ -58,9 +58,8 @@ class Builder {
         for (layer_ = own.begin; layer_ < own.end; ++layer_) {
             g_.set_layer(layer_);
             const LayerWeights& w = w_.layers[static_cast<size_t>(layer_)];
-            x = c_.full_attention[static_cast<size_t>(layer_)] ? attention_block(w, x) : delta_block(w, x);
-            const bool last = layer_ + 1 == static_cast<int>(c_.layers);
-            const Tensor& norm = last ? w_.final_norm : w_.layers[static_cast<size_t>(layer_) + 1].input_norm;
+            x = mixer_block(w, x);
+            const Tensor& norm = is_last(layer_) ? w_.final_norm : w_.layers[static_cast<size_t>(layer_) + 1].input_norm;
             x = second_half(w, x, norm);
             tap(x);
         }
@@ -70,6 +69,16 @@ class Builder {
         built.arriving = {arrived.x, arrived.h, arrived.squares};
         built.arriving.insert(built.arriving.end(), arrived_taps.begin(), arrived_taps.end());
         return built;
+    }
+
+    bool is_last(int layer) const { return layer + 1 == static_cast<int>(c_.layers); }
+    /// Whether nobody reads what this layer leaves of rows without logits: they end with its mixer.
+    bool narrows(int layer) const {
+        if (!is_last(layer) || !shape_.narrows()) return false;
+        if (shape_.pass == Pass::text) return true;
+        // Of ranks only the first has the drafter.
+        return shape_.pass == Pass::taps && c_.shard.whole() &&
+               std::ranges::count(drafter_->config().taps, layer) == 0;
     }
 
     /// Where tokens of prompts, and images, are embedded: for the model, or for its MTP layer.
@@ -290,8 +299,8 @@ class Builder {
     BuiltGraph finish(const Residual& x) {
         keep_hidden(x.x);  // before the head, whose first weights come meanwhile
         g_.set_layer(-1);
-        // If all rows are wanted, they are in order already.
-        const bool all = shape_.logit_rows == shape_.tokens;
+        // If all that there are are wanted, they are in order already.
+        const bool all = x.h->shape[0] == batch_.logit_rows->shape[0];
         const Residual rows = all ? x : gather_rows(g_, "logit_rows", x, batch_.logit_rows);
         BuiltGraph built{.batch = batch_};
         built.logits = norm_linear(g_, "logits", rows, w_.head, c_.eps, shape_.kind, DType::F32);
@@ -311,9 +320,14 @@ class Builder {
         return std::clamp<int64_t>(shape_.vocab - c_.shard.begin(c_.vocab_rows), 1, w_.head.rows);
     }
 
-    /// x + gated attention.
-    Residual attention_block(const LayerWeights& layer, const Residual& x) {
-        return out_proj(name("attn.out_proj"), layer, attention(layer, x), layer.attention.out_proj, x);
+    /// x + gated attention or gated DeltaNet.
+    Residual mixer_block(const LayerWeights& layer, Residual x) {
+        const bool attends = c_.full_attention[static_cast<size_t>(layer_)];
+        Tensor* y = attends ? attention(layer, x) : delta(layer, x);
+        if (narrows(layer_))
+            std::tie(y, x.x) = gather_rows(g_, name("mixer.rows"), y, x.x, batch_.logit_rows);
+        return attends ? out_proj(name("attn.out_proj"), layer, y, layer.attention.out_proj, x)
+                       : out_proj(name("gdn.out_proj"), layer, y, layer.delta.out_proj, x);
     }
 
     /// q, gate, k, v from one product; the gate closes the output.
@@ -328,7 +342,9 @@ class Builder {
             .k = g_.view(name("attn.k"), p, q_columns, {tokens, c_.kv_heads, d}, {width, d, 1}),
             .v = g_.view(name("attn.v"), p, q_columns + kv, {tokens, c_.kv_heads, d}, {width, d, 1}),
             .q_norm = g_.external(w.q_norm),
-            .k_norm = g_.external(w.k_norm)};
+            .k_norm = g_.external(w.k_norm),
+            .from = narrows(layer_) ? batch_.logits_from : nullptr,
+            .rows = shape_.logit_rows};
         return gated_attention(g_, name("attn"), in, state(StateRole::key), state(StateRole::value), batch_,
                                {.eps = c_.eps,
                                 .theta = c_.rope_theta,
@@ -339,8 +355,8 @@ class Builder {
                                 .v_scale = w.kv_scales.v});
     }
 
-    /// x + gated DeltaNet: qkv through the convolution, the delta rule over its state, a norm gated by z.
-    Residual delta_block(const LayerWeights& layer, const Residual& x) {
+    /// qkv through the convolution, the delta rule over its state, a norm gated by z.
+    Tensor* delta(const LayerWeights& layer, const Residual& x) {
         const DeltaWeights& w = layer.delta;
         const int64_t tokens = shape_.tokens, nv = c_.value_heads, dv = c_.value_dim,
                       qkv_columns = c_.qkv_columns();
@@ -360,29 +376,34 @@ class Builder {
             s.journal_u = state(StateRole::journal_u);
             s.journal_g = state(StateRole::journal_g);
         }
-        Tensor* y = conv_gated_delta_net(g_, name("gdn"), in, s, batch_,
+        return conv_gated_delta_net(g_, name("gdn"), in, s, batch_,
                                          {.key_heads = c_.key_heads,
                                           .value_heads = c_.value_heads,
                                           .key_dim = c_.key_dim,
                                           .value_dim = c_.value_dim,
                                           .eps = c_.eps,
                                           .drafts = shape_.verifies});
-        return out_proj(name("gdn.out_proj"), layer, y, w.out_proj, x);
     }
 
     /// The end of a mixer: x + y W^T, and what the norm before the mixture or MLP, and its router, need.
     Residual out_proj(const std::string& node, const LayerWeights& layer, Tensor* y, const Weight& w,
                       const Residual& x) {
         const Weight* router = c_.dense() ? nullptr : &layer.moe.router;
-        return linear_add(g_, node, y, w, x.x, next(layer.post_norm), router, over_ranks());
+        return linear_add(g_, node, y, w, x.x, next(layer.post_norm), router, over_ranks(x));
     }
 
-    /// How products end of which each rank has a part. Drafters and other devices read the residual stream itself.
-    OverRanks over_ranks() {
+    /// How products end of which each rank has a part, to be added to x. Drafters, other devices and a layer that leaves out rows read
+    /// the residual stream itself.
+    OverRanks over_ranks(const Residual& x) {
         if (c_.shard.whole()) return {};
         if (nothing_ == nullptr) nothing_ = g_.zeros("nothing", DType::F32, {shape_.tokens, c_.width});
-        return {.zeros = nothing_,
-                .whole = shape_.whole_residual || shape_.pass != Pass::text || !c_.is_last()};
+        const int64_t rows = x.x->shape[0];
+        Tensor* zeros = rows == shape_.tokens ? nothing_
+                                              : g_.view(fmt::format("nothing[{}]", rows), nothing_, 0,
+                                                        {rows, c_.width}, {c_.width, 1});
+        return {.zeros = zeros,
+                .whole = shape_.whole_residual || shape_.pass != Pass::text || !c_.is_last() ||
+                         narrows(layer_ + 1)};
     }
 
     /// x + mixture of experts: the K best of E, and one shared expert behind its own gate.
@@ -390,14 +411,14 @@ class Builder {
         const MoeWeights& w = layer.moe;
         const auto act = moe_gate_up(g_, name("moe.gate_up"), x, w.gate_up, w.shared_gate_up,
                                      static_cast<int>(c_.experts_used), c_.eps, shape_.kind);
-        return moe_down(g_, name("moe.down"), act, x.x, w.down, w.shared_down, next(norm), over_ranks());
+        return moe_down(g_, name("moe.down"), act, x.x, w.down, w.shared_down, next(norm), over_ranks(x));
     }
 
     /// x + one MLP that every token takes.
     Residual mlp_block(const LayerWeights& layer, const Residual& x, const Tensor& norm) {
         const MlpWeights& w = layer.mlp;
         Tensor* y = norm_gate_up(g_, name("mlp.gate_up"), x, w.gate_up, c_.eps, shape_.kind);
-        return linear_add(g_, name("mlp.down"), y, w.down, x.x, next(norm), nullptr, over_ranks());
+        return linear_add(g_, name("mlp.down"), y, w.down, x.x, next(norm), nullptr, over_ranks(x));
     }
 
     /// The norm that comes next.

@@ -38,6 +38,8 @@ struct Batch {
     Tensor* journal = nullptr;       // I32 [S] 1: journal this step instead of updating the state
     Tensor* logit_rows = nullptr;    // I32 [R] rows whose logits are wanted; with R rows in all: 0..R-1
     Tensor* temperature = nullptr;   // F32 [R] for the sums of logits_top
+    Tensor* logits_from =
+        nullptr;  // I32 [S] of prompts, the first row of each sequence whose logits are wanted, as are those of the rows after it
     Tensor* follows =
         nullptr;  // I32 [S] 1: rows begin after what the last step chose (ops/follow_choice.h). Null: never
     Tensor* draft_source =

@@ -11,7 +11,7 @@
 namespace quern {
 namespace {
 
-enum Input { kQ, kGate, kK, kV, kQNorm, kKNorm, kPositions, kRowSequence, kStart, kPages, kRope };
+enum Input { kQ, kGate, kK, kV, kQNorm, kKNorm, kPositions, kRowSequence, kStart, kPages, kFrom, kRope };
 
 /// cos and sin of one position's angles, in FP64 so that large positions keep their phase.
 void fill_angles(const int32_t (&position)[3], const GatedAttentionParams& p, std::vector<float>& cosine,
@@ -96,6 +96,11 @@ class CacheRows {
     int64_t block_;
 };
 
+/// Whether y of a row of a sequence is wanted.
+bool wanted(const Node& node, int64_t t) {
+    return t >= node.inputs[kFrom]->as<int32_t>()[node.inputs[kRowSequence]->as<int32_t>()[t]];
+}
+
 /// Step 1 of the contract for q, steps 1 and 2 for k and v, of one row.
 void rotate_and_store(const Node& node, int64_t t) {
     const int32_t position = node.inputs[kPositions]->as<int32_t>()[t];
@@ -106,7 +111,7 @@ void rotate_and_store(const Node& node, int64_t t) {
     const bool rotated_keys = CacheRows(*node.state[0], false).rotated();
     std::vector<float> row(static_cast<size_t>(q.shape[2]));
     const auto width = static_cast<int64_t>(row.size());
-    for (int64_t h = 0; h < q.shape[1]; ++h) {
+    for (int64_t h = 0; wanted(node, t) && h < q.shape[1]; ++h) {
         load_floats(q, t * q.stride[0] + h * q.stride[1], width, row.data());
         rotation.apply(*node.inputs[kQNorm], row);
         if (rotated_keys) kv::hadamard(row.data(), width);
@@ -193,7 +198,8 @@ void run(const Node& node, cpu::Context& context) {
     });
     context.pool.parallel_for(tokens * kv_heads, 1, [&](int64_t begin, int64_t end, int) {
         for (int64_t i = begin; i < end; ++i)
-            if (sequence[i / kv_heads] >= 0) attend(in, context.dot, i / kv_heads, i % kv_heads);
+            if (sequence[i / kv_heads] >= 0 && wanted(node, i / kv_heads))
+                attend(in, context.dot, i / kv_heads, i % kv_heads);
     });
     const int64_t row_bytes = dtype_bytes(in.y.dtype, in.y.shape[1]);
     for (int64_t t = 0; t < tokens; ++t)
@@ -259,11 +265,16 @@ Tensor* gated_attention(Graph& g, std::string_view name, const AttentionInputs& 
         batch.kind, kv::packing_of(k_cache->dtype, false) != kv::Packing::plain, tokens, kv_heads, d);
     GatedAttentionParams own = params;
     own.kind = batch.kind;
+    own.rows = in.from != nullptr ? in.rows : tokens;
+    const Tensor* from = in.from != nullptr ? in.from : batch.start;
+    CHECK(from->rank == 1 && from->dtype == DType::I32 && from->shape[0] + 1 >= batch.start->shape[0] &&
+              own.rows <= tokens && (in.from == nullptr || batch.kind == StepKind::prompt),
+          "[gated_attention] {}: {} rows of {} are wanted, from {}", name, own.rows, tokens, describe(*from));
     Tensor* work = g.scratch(fmt::format("{}.work", name), DType::U8, {std::max<int64_t>(1, bytes)});
     Node node{.op = &kGatedAttention,
               .name = std::string(name),
               .inputs = {in.q, in.gate, in.k, in.v, in.q_norm, in.k_norm, batch.positions, batch.row_sequence,
-                         batch.start, batch.pages},
+                         batch.start, batch.pages, in.from != nullptr ? in.from : batch.start},
               .outputs = {y, rotated, work},
               .state = {k_cache, v_cache},
               .parameters = own};

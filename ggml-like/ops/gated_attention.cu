@@ -59,7 +59,8 @@ void gated_attention(const Node& node, Context& context) {
     c.q_norm = in[4]->as<const float>(), c.k_norm = in[5]->as<const float>();
     c.positions = in[6]->as<const int>(), c.row_sequence = in[7]->as<const int>(),
     c.start = in[8]->as<const int>();
-    if (in.size() > 10) c.rope = in[10]->as<const int>(), c.rope_row = static_cast<int>(in[10]->stride[0]);
+    c.from = in[10]->as<const int>(), c.rows = static_cast<int>(p.rows);
+    if (in.size() > 11) c.rope = in[11]->as<const int>(), c.rope_row = static_cast<int>(in[11]->stride[0]);
     c.row_pairs = p.row_pairs, c.column_pairs = p.column_pairs;
     c.pages = in[9]->as<const int>(), c.page_row = in[9]->stride[0];
     c.max_keys = static_cast<int>(in[9]->shape[1]) * kKeysPerPage;

@@ -12,6 +12,7 @@
 //   3. query head h reads KV head h / (H/G), keys 0 .. p of its sequence, as stored in the cache:
 //      y = softmax(q' k'^T / sqrt(d)) v * sigmoid(gate); scores, softmax (maximum subtracted) and sums in
 //      FP32; one rounding. Probabilities may be rounded to BF16 before the product with v.
+// Of rows whose y is not wanted only k' and v are kept; y and rotated are left undefined there.
 // A row's bits depend on the kind of its step (batch.h), its position and its keys alone.
 // Source: HF transformers Qwen3_5Moe.
 #pragma once
@@ -27,6 +28,7 @@ struct GatedAttentionParams {
     float theta;
     int rotary_dims;                      // R, even
     StepKind kind = StepKind::prompt;     // the batch's: gated_attention sets it
+    int64_t rows = 0;                     // whose y is wanted, at most: gated_attention sets it
     int row_pairs = 0, column_pairs = 0;  // with rope
     // Scales of keys and values in fp8 and nvfp4: none (from the values), one, or one for each KV head.
     std::vector<float> k_scale = {}, v_scale = {};
@@ -49,10 +51,13 @@ struct AttentionInputs {
     Tensor* v;
     Tensor* q_norm;
     Tensor* k_norm;
+    /// Of prompts: I32 [S] the first row of each sequence whose y is wanted, as is that of those after it, `rows` in all; null: of all.
+    Tensor* from = nullptr;
+    int64_t rows = 0;
 };
 
-/// inputs {q, gate, k, v, q_norm, k_norm, positions, row_sequence, start, pages} and, if there is one, rope; outputs {y, rotated, work}:
-/// rotated [T, H, d] in q's dtype and work U8 [attention_work_bytes] are kernel scratch. state {k_cache,
+/// inputs {q, gate, k, v, q_norm, k_norm, positions, row_sequence, start, pages, from: start or AttentionInputs::from} and, if there
+/// is one, rope; outputs {y, rotated, work}: rotated [T, H, d] in q's dtype and work U8 [attention_work_bytes] are kernel scratch. state {k_cache,
 /// v_cache}.
 extern const Op kGatedAttention;
 

@@ -189,6 +189,9 @@ std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, const EngineOption
     for (const int64_t tokens : powers_of_two_and(plan.steps.prompt_rows))
         for (const int64_t sequences : {int64_t{1}, std::min(plan.sequences, tokens)})
             add(StepKind::prompt, tokens, sequences, plan.steps.prompt_logits + sequences);
+    // with the logits of all rows
+    const int64_t rows = std::min(plan.steps.prompt_logits + 1, plan.steps.prompt_rows);
+    add(StepKind::prompt, rows, 1, rows);
     for (const int64_t tokens : powers_of_two_and(plan.steps.answer_rows))
         for (const int64_t sequences :
              {(tokens + slice_rows - 1) / slice_rows, decode_bucket(std::min(plan.sequences, tokens))})

@@ -30,6 +30,7 @@ void fill_padding(StepPlan& step, size_t filled, int64_t logits) {
     pad(b.row_sequence, p.input<int32_t>(b.row_sequence), rows, -1);
     pad(b.committed, p.input<int32_t>(b.committed), filled, 0);
     pad(b.journal, p.input<int32_t>(b.journal), filled, 0);
+    if (b.logits_from != nullptr) pad(b.logits_from, p.input<int32_t>(b.logits_from), filled, start[filled]);
     const auto chosen = static_cast<size_t>(logits);
     pad(b.logit_rows, p.input<int32_t>(b.logit_rows), chosen, 0);
     pad(b.temperature, temperature, chosen, logits > 0 ? temperature[0] : 0.0f);
@@ -110,6 +111,8 @@ void fill_inputs(StepPlan& step, const std::vector<InputRows>& list) {
     auto* temperature = plan.input<float>(step.batch.temperature);
     auto* committed = plan.input<int32_t>(step.batch.committed);
     auto* journal = plan.input<int32_t>(step.batch.journal);
+    auto* logits_from =
+        step.batch.logits_from != nullptr ? plan.input<int32_t>(step.batch.logits_from) : nullptr;
     auto* rope = step.batch.rope != nullptr ? plan.input<int32_t>(step.batch.rope) : nullptr;
     auto* source =
         step.batch.draft_source != nullptr ? plan.input<int32_t>(step.batch.draft_source) : nullptr;
@@ -127,6 +130,7 @@ void fill_inputs(StepPlan& step, const std::vector<InputRows>& list) {
               rows.late);
         for (int64_t k = 0; k < rows.late; ++k) source[rows.late_from + k] = static_cast<int32_t>(k);
         start[i] = row;
+        if (logits_from != nullptr) logits_from[i] = static_cast<int32_t>(row + count - rows.logit_rows);
         slots[i] = rows.state->slot;
         committed[i] = static_cast<int32_t>(rows.state->journaled);
         journal[i] = rows.journal ? 1 : 0;

@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(kThreads, 5)
     uint4 v{};  // of the warp's first KV head
     if (warp < c.kv_heads) v = load(c.v.at(t, warp));
     const int all = c.heads + c.kv_heads;  // heads of q, then of k
-    for (int first = warp; first < all; first += kAhead * kWarps) {
+    const int begin = t >= c.from[sequence] ? 0 : c.heads;
+    for (int first = begin + warp; first < all; first += kAhead * kWarps) {
         uint4 raw[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(kThreads)
     const int t = blockIdx.x, head = blockIdx.y, d = c.head_dim;
     const int sequence = c.row_sequence[t], position = c.positions[t];
     wait_for_predecessor();
-    if (sequence < 0) return;
+    if (sequence < 0 || t < c.from[sequence]) return;
     const int lanes = lanes_per_key(d), groups = kThreads / lanes;
     const int group = threadIdx.x / lanes, at = threadIdx.x % lanes * 8;
     const bool active = at < d;

@@ -31,6 +31,7 @@ struct AttentionCall {
     HeadRows q, gate, k, v;
     const float *q_norm, *k_norm;                         // [d]
     const int *positions, *row_sequence, *start, *pages;  // ops/batch.h
+    const int* from;  // of prompts: [sequences] the first row of each whose y is wanted, as is that of those after it
     const int* rope;                                      // ops/batch.h, or null
     int rope_row, row_pairs, column_pairs;  // from one axis to the next; pairs of the second and third axis
     int64_t cache_pages;                    // that a cache has
@@ -40,6 +41,7 @@ struct AttentionCall {
     void* work;                             // attention_work_bytes (ops/gated_attention.h)
     unsigned* counters;                     // Context::counters
     int tokens, sequences, heads, kv_heads, head_dim, rotary_dims;
+    int rows;           // whose y is wanted, at most
     int max_keys;       // that a page table has room for
     bool answers;       // an answer step; else a prompt step
     int unpacked_room;  // pages of a prompt step over packed caches that work has room for, in BF16
@@ -60,7 +62,7 @@ void attend(const AttentionCall& call, Context& context);
 
 // What attend() launches; tests call it directly.
 
-/// Writes rotated, the normed and rotated q, and puts k (normed and rotated) and v into the cache.
+/// Writes rotated, the normed and rotated q of rows whose y is wanted, and puts k (normed and rotated) and v into the cache.
 void attention_prepare(const AttentionCall& call, Context& context);
 /// The same for packed caches; with keys in tq4 rotated is also multiplied by H.
 void attention_prepare_packed(const AttentionCall& call, Context& context);

@@ -51,7 +51,7 @@ struct Schedule {
         : c(call), blocks(gridDim.x), tile_rows(kRows / (c.heads / c.kv_heads)) {
         int tiles = 0;
         for (int s = 0; s < c.sequences; ++s)
-            tiles += (c.start[s + 1] - c.start[s] + tile_rows - 1) / tile_rows;
+            tiles += (c.start[s + 1] - c.from[s] + tile_rows - 1) / tile_rows;
         tiles *= c.kv_heads;
         left = tiles % blocks, sharers = left > 0 ? blocks / left : 1;
         whole = sharers > 1 ? tiles - left : tiles;
@@ -221,7 +221,7 @@ CUtensorMap page_map(const AttentionCall& call, const bf16* cache) {
 
 void attention_prefill_warpgroups(const AttentionCall& call, Context& context) {
     const int64_t tiles =
-        call.kv_heads * prompt_tiles(call.tokens, call.sequences, call.heads / call.kv_heads);
+        call.kv_heads * prompt_tiles(call.rows, call.sequences, call.heads / call.kv_heads);
     const int64_t segments = (call.max_keys + kSegmentKeys - 1) / kSegmentKeys;
     // Blocks wait for each other, so all must run at once.
     const int64_t blocks = std::min<int64_t>({context.sms, kSharingBlocks, tiles * segments});

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads)
                    ? *reinterpret_cast<const uint4*>(source(c, t, min(head, all - 1)) + lane * 8)
                    : uint4{};
     };
-    int head = blockIdx.y * kWarps + warp;
+    int head = blockIdx.y * kWarps + warp + (t >= c.from[sequence] ? 0 : c.heads);
     uint4 raw = load(head), next = load(head + apart);
 #pragma unroll 1
     for (; head < all; head += apart) {
