@@ -59,7 +59,8 @@ class Builder {
             g_.set_layer(layer_);
             const LayerWeights& w = w_.layers[static_cast<size_t>(layer_)];
             x = mixer_block(w, x);
-            const Tensor& norm = is_last(layer_) ? w_.final_norm : w_.layers[static_cast<size_t>(layer_) + 1].input_norm;
+            const Tensor& norm =
+                is_last(layer_) ? w_.final_norm : w_.layers[static_cast<size_t>(layer_) + 1].input_norm;
             x = second_half(w, x, norm);
             tap(x);
         }
@@ -126,7 +127,8 @@ class Builder {
         io.ring_rows = g_.input("ring_rows", DType::I32, {shape_.tokens});
         const FollowedRows rows = shape_.drafts > 0 ? followed_rows(io) : FollowedRows{batch_.token_ids};
         Residual x = mtp_input(rows.ids, hidden_ring(), io.ring_rows, w_.final_norm);
-        Tensor* y = attention(layer, x);
+        const bool keys_only = shape_.drafts == 0 && shape_.kind == StepKind::prompt;
+        Tensor* y = attention(layer, x, keys_only ? no_rows() : WantedRows{});
         if (shape_.drafts == 0) {
             g_.output(y);
         } else {
@@ -259,7 +261,7 @@ class Builder {
         begin_mtp();
         const Residual in =
             mtp_input(built.next_ids, x, nullptr, w_.final_norm, {built.next_source, batch_.image_rows});
-        g_.output(attention(w_.mtp->layers.front(), in));
+        g_.output(attention(w_.mtp->layers.front(), in, no_rows()));
     }
 
     /// What the drafter reads of layers that other devices have: it arrives with the rows.
@@ -323,15 +325,20 @@ class Builder {
     /// x + gated attention or gated DeltaNet.
     Residual mixer_block(const LayerWeights& layer, Residual x) {
         const bool attends = c_.full_attention[static_cast<size_t>(layer_)];
-        Tensor* y = attends ? attention(layer, x) : delta(layer, x);
-        if (narrows(layer_))
-            std::tie(y, x.x) = gather_rows(g_, name("mixer.rows"), y, x.x, batch_.logit_rows);
+        const bool narrow = narrows(layer_);
+        Tensor* y =
+            !attends ? delta(layer, x) : attention(layer, x, narrow ? rows_with_logits() : WantedRows{});
+        if (narrow) std::tie(y, x.x) = gather_rows(g_, name("mixer.rows"), y, x.x, batch_.logit_rows);
         return attends ? out_proj(name("attn.out_proj"), layer, y, layer.attention.out_proj, x)
                        : out_proj(name("gdn.out_proj"), layer, y, layer.delta.out_proj, x);
     }
 
+    WantedRows rows_with_logits() const { return {batch_.logits_from, shape_.logit_rows}; }
+    /// Of a prompt whose keys and values alone are wanted.
+    WantedRows no_rows() { return {g_.view(name("ends"), batch_.start, 1, {shape_.sequences}, {1}), 0}; }
+
     /// q, gate, k, v from one product; the gate closes the output.
-    Tensor* attention(const LayerWeights& layer, const Residual& x) {
+    Tensor* attention(const LayerWeights& layer, const Residual& x, const WantedRows& wanted = {}) {
         const AttentionWeights& w = layer.attention;
         const int64_t d = c_.head_dim, q_columns = 2 * c_.heads * d, kv = c_.kv_heads * d;
         Tensor* p = norm_linear(g_, name("attn.in_proj"), x, w.in_proj, c_.eps, shape_.kind, act_);
@@ -343,8 +350,7 @@ class Builder {
             .v = g_.view(name("attn.v"), p, q_columns + kv, {tokens, c_.kv_heads, d}, {width, d, 1}),
             .q_norm = g_.external(w.q_norm),
             .k_norm = g_.external(w.k_norm),
-            .from = narrows(layer_) ? batch_.logits_from : nullptr,
-            .rows = shape_.logit_rows};
+            .wanted = wanted};
         return gated_attention(g_, name("attn"), in, state(StateRole::key), state(StateRole::value), batch_,
                                {.eps = c_.eps,
                                 .theta = c_.rope_theta,
@@ -377,12 +383,12 @@ class Builder {
             s.journal_g = state(StateRole::journal_g);
         }
         return conv_gated_delta_net(g_, name("gdn"), in, s, batch_,
-                                         {.key_heads = c_.key_heads,
-                                          .value_heads = c_.value_heads,
-                                          .key_dim = c_.key_dim,
-                                          .value_dim = c_.value_dim,
-                                          .eps = c_.eps,
-                                          .drafts = shape_.verifies});
+                                    {.key_heads = c_.key_heads,
+                                     .value_heads = c_.value_heads,
+                                     .key_dim = c_.key_dim,
+                                     .value_dim = c_.value_dim,
+                                     .eps = c_.eps,
+                                     .drafts = shape_.verifies});
     }
 
     /// The end of a mixer: x + y W^T, and what the norm before the mixture or MLP, and its router, need.

@@ -77,6 +77,8 @@ class Stepper {
         std::copy(s.pages.begin(), s.pages.end(), p.input<int32_t>(step.batch.pages));
         p.input<int32_t>(step.batch.committed)[0] = 0;
         p.input<int32_t>(step.batch.journal)[0] = 0;
+        if (step.batch.logits_from != nullptr)
+            p.input<int32_t>(step.batch.logits_from)[0] = static_cast<int32_t>(count - 1);
         p.input<int32_t>(step.batch.logit_rows)[0] = static_cast<int32_t>(count - 1);
         p.input<float>(step.batch.temperature)[0] = 1;
         p.run();

@@ -10,6 +10,8 @@
 #include "ggml-like/content_hash.h"
 #include "ggml-like/cpu/thread_pool.h"
 #include "ggml-like/error.h"
+#include "ggml-like/ops/linear_add.h"
+#include "ggml-like/ops/moe_down.h"
 #include "ggml-like/parallel.h"
 #include "models/weight_placement.h"
 #include "ops/second_backend.h"
@@ -45,6 +47,8 @@ class RowHashes {
                std::set<uint64_t>(values_.begin(), values_.end()).size() == values_.size();
     }
     size_t size() const { return values_.size(); }
+    uint64_t first() const { return values_.front(); }
+    uint64_t last() const { return values_.back(); }
     size_t equal(const RowHashes& other) const {
         size_t n = 0;
         for (size_t i = 0; i < std::min(size(), other.size()); ++i) n += values_[i] == other.values_[i];
@@ -86,14 +90,34 @@ RowHashes read_prompt(Model& model, Backend& backend, int64_t tokens, const Read
     return rows;
 }
 
+/// The logits that an answer's first tokens were chosen from. `all`: those of the whole prompt are wanted too, so that no layer leaves
+/// out rows.
+RowHashes read_answer(Model& model, Backend& backend, int64_t tokens, int64_t step_rows, bool all) {
+    Engine engine(model, backend,
+                  {.context = 2 * tokens, .step_tokens = step_rows, .prompt_logits = step_rows});
+    RowHashes rows;
+    Request r;
+    r.prompt = random_ids(model, static_cast<size_t>(tokens), 1);
+    r.max_tokens = 3;
+    r.sampling.temperature = 0;
+    r.on_logits = [&](int32_t, std::span<const float> row) { rows.add({0, row, row.size()}); };
+    if (all) r.on_prompt_logits = [](const PromptLogits&) {};
+    CHECK(engine.run(std::move(r)).error == "");
+    return rows;
+}
+
 /// All readings give what the first one gives. One whose logits do not fit the device is left out, with a message.
 void check_prompt(Model& model, Backend& backend, int64_t tokens, const std::vector<Reading>& readings) {
     const RowHashes expected = read_prompt(model, backend, tokens, readings[0]);
     REQUIRE(expected.size() == static_cast<size_t>(tokens));
     REQUIRE(expected.all_different());
+    const RowHashes answer = read_answer(model, backend, tokens, readings[0].step_rows, true);
+    CHECK(answer.size() == 3);
+    CHECK(answer.first() == expected.last());
     for (const Reading& how : std::span(readings).subspan(1)) {
         CAPTURE(how.step_rows);
         CAPTURE(how.others);
+        CHECK(read_answer(model, backend, tokens, how.step_rows, false).equal(answer) == 3);
         try {
             CHECK(read_prompt(model, backend, tokens, how).equal(expected) == expected.size());
         } catch (const Error& error) {
@@ -110,7 +134,41 @@ void check_prompt(std::unique_ptr<Backend> backend, const char* shape, int64_t t
     check_prompt(*model, *backend, tokens, readings);
 }
 
+/// Rows that the last layer's mixture or MLP takes.
+int64_t last_rows(const Model& model, const StatePool& pool, const BatchShape& shape) {
+    const BuiltGraph built = model.build(shape, pool, DType::F32);
+    int64_t rows = 0;
+    for (const Node& node : built.graph.nodes())
+        if ((node.op == &kMoeDown || node.op == &kLinearAdd) && node.layer + 1 == model.info().layers)
+            rows = node.outputs[0]->shape[0];
+    return rows;
+}
+
 TEST_SUITE("cpu") {
+    TEST_CASE("prompt rows: the last layer takes rows with logits alone, unless somebody reads the others") {
+        const auto backend = test::cpu();
+        for (const char* shape : {"tiny", "tiny-dense"}) {
+            CAPTURE(shape);
+            const auto model = open_synthetic(
+                shape, "aeon", {.tokenizer = false, .mtp = MtpUse::required, .draft_model = "new"});
+            place_weights(*model, *backend);
+            const StatePool pool(*backend, model->state_specs({.mtp = true, .dflash = true}), 2, 8);
+            const BatchShape prompt{
+                .tokens = 70, .sequences = 2, .logit_rows = 2, .pages = 4, .vocab = model->info().vocab};
+            const auto rows = [&](auto change) {
+                BatchShape changed = prompt;
+                change(changed);
+                return last_rows(*model, pool, changed);
+            };
+            CHECK(rows([](BatchShape&) {}) == 2);
+            CHECK(rows([](BatchShape& s) { s.logit_rows = 69; }) == 69);
+            CHECK(rows([](BatchShape& s) { s.logit_rows = 70; }) == 70);
+            CHECK(rows([](BatchShape& s) { s.whole_residual = true; }) == 70);
+            CHECK(rows([](BatchShape& s) { s.pass = Pass::hidden; }) == 70);
+            CHECK(rows([](BatchShape& s) { s.pass = Pass::taps; }) == 2);  // it taps two earlier layers
+        }
+    }
+
     TEST_CASE("prompt rows: the same logits in steps of any size, alone or beside answers, tiny models" *
               doctest::test_suite("slow")) {
         for (const char* shape : {"tiny", "tiny-dense"}) {

@@ -265,16 +265,17 @@ Tensor* gated_attention(Graph& g, std::string_view name, const AttentionInputs& 
         batch.kind, kv::packing_of(k_cache->dtype, false) != kv::Packing::plain, tokens, kv_heads, d);
     GatedAttentionParams own = params;
     own.kind = batch.kind;
-    own.rows = in.from != nullptr ? in.rows : tokens;
-    const Tensor* from = in.from != nullptr ? in.from : batch.start;
+    const bool all = in.wanted.from == nullptr;
+    own.rows = all ? tokens : in.wanted.count;
+    Tensor* from = all ? batch.start : in.wanted.from;
     CHECK(from->rank == 1 && from->dtype == DType::I32 && from->shape[0] + 1 >= batch.start->shape[0] &&
-              own.rows <= tokens && (in.from == nullptr || batch.kind == StepKind::prompt),
+              own.rows <= tokens && (all || batch.kind == StepKind::prompt),
           "[gated_attention] {}: {} rows of {} are wanted, from {}", name, own.rows, tokens, describe(*from));
     Tensor* work = g.scratch(fmt::format("{}.work", name), DType::U8, {std::max<int64_t>(1, bytes)});
     Node node{.op = &kGatedAttention,
               .name = std::string(name),
               .inputs = {in.q, in.gate, in.k, in.v, in.q_norm, in.k_norm, batch.positions, batch.row_sequence,
-                         batch.start, batch.pages, in.from != nullptr ? in.from : batch.start},
+                         batch.start, batch.pages, from},
               .outputs = {y, rotated, work},
               .state = {k_cache, v_cache},
               .parameters = own};

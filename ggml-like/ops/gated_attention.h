@@ -44,6 +44,13 @@ struct GatedAttentionParams {
     }
 };
 
+/// Rows of prompts whose y is wanted: I32 [S] the first one of each sequence, whose others follow it (the next sequence's first row:
+/// there is none), and how many there are at most. Null: all.
+struct WantedRows {
+    Tensor* from = nullptr;
+    int64_t count = 0;
+};
+
 struct AttentionInputs {
     Tensor* q;
     Tensor* gate;
@@ -51,13 +58,11 @@ struct AttentionInputs {
     Tensor* v;
     Tensor* q_norm;
     Tensor* k_norm;
-    /// Of prompts: I32 [S] the first row of each sequence whose y is wanted, as is that of those after it, `rows` in all; null: of all.
-    Tensor* from = nullptr;
-    int64_t rows = 0;
+    WantedRows wanted = {};
 };
 
-/// inputs {q, gate, k, v, q_norm, k_norm, positions, row_sequence, start, pages, from: start or AttentionInputs::from} and, if there
-/// is one, rope; outputs {y, rotated, work}: rotated [T, H, d] in q's dtype and work U8 [attention_work_bytes] are kernel scratch. state {k_cache,
+/// inputs {q, gate, k, v, q_norm, k_norm, positions, row_sequence, start, pages, WantedRows::from or start} and, if there is
+/// one, rope; outputs {y, rotated, work}: rotated [T, H, d] in q's dtype and work U8 [attention_work_bytes] are kernel scratch. state {k_cache,
 /// v_cache}.
 extern const Op kGatedAttention;
 

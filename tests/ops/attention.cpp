@@ -1,6 +1,7 @@
 // gated_attention against double precision: norm, rotation, pages, heads, the gate. A row's bits, whoever is
 // beside it.
 #include <algorithm>
+#include <numeric>
 
 #include "ggml-like/error.h"
 #include "ggml-like/ops/gated_attention.h"
@@ -83,14 +84,16 @@ std::vector<double> run_step(const Device& device, const Layout& l, const std::v
     const auto heads = [&](const char* name, int64_t begin, int64_t count, int64_t step) {
         return g.view(name, in, begin, {tokens, count, width}, {columns, step, 1});
     };
-    g.output(gated_attention(g, "a",
-                             {.q = heads("q", 0, s.heads, 2 * width),
-                              .gate = heads("gate", width, s.heads, 2 * width),
-                              .k = heads("k", s.k_begin(), s.kv_heads, width),
-                              .v = heads("v", s.v_begin(), s.kv_heads, width),
-                              .q_norm = g.external(m.q_norm.tensor()),
-                              .k_norm = g.external(m.k_norm.tensor())},
-                             g.external(m.k_cache.tensor()), g.external(m.v_cache.tensor()), b, s.params()));
+    g.output(gated_attention(
+        g, "a",
+        {.q = heads("q", 0, s.heads, 2 * width),
+         .gate = heads("gate", width, s.heads, 2 * width),
+         .k = heads("k", s.k_begin(), s.kv_heads, width),
+         .v = heads("v", s.v_begin(), s.kv_heads, width),
+         .q_norm = g.external(m.q_norm.tensor()),
+         .k_norm = g.external(m.k_norm.tensor()),
+         .wanted = {b.logits_from, std::reduce(l.wanted.begin(), l.wanted.end(), int64_t{0})}},
+        g.external(m.k_cache.tensor()), g.external(m.v_cache.tensor()), b, s.params()));
     return run_graph(device, std::move(g), [&](Plan& plan) {
         fill_batch(plan, b, l);
         set_input(plan, in, p);
@@ -333,6 +336,34 @@ void check_prompt(const Device& device, const Shape& s, int before, int rows, bo
     CHECK(run(every, {0, 0}) == whole);
 }
 
+/// Prompt rows of which only the last ones are wanted: their bits are those that they have where all are, and keys and values of
+/// all are kept.
+void check_wanted(const Device& device, const Shape& s, const std::vector<int>& rows,
+                  const std::vector<int>& before, const std::vector<int>& wanted) {
+    CAPTURE(s.width);
+    CAPTURE(s.heads);
+    CAPTURE(rows);
+    CAPTURE(wanted);
+    const int64_t pages_each = *std::max_element(before.begin(), before.end()) / kPageTokens +
+                               *std::max_element(rows.begin(), rows.end()) / kPageTokens + 2;
+    Layout l = layout_of(StepKind::prompt, rows, before, pages_each);
+    const auto pages = static_cast<int64_t>(rows.size()) * pages_each;
+    Memory all(device, s, pages), some(device, s, pages);
+    all.remember(40), some.remember(40);
+    const auto p = device.rounded(Random(51).normals(l.tokens() * s.columns()));
+    const auto expected = run_step(device, l, p, all);
+    l.wanted = wanted;
+    const auto y = run_step(device, l, p, some);
+    int64_t end = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+        end += rows[i];
+        CHECK(rows_of(y, s.out(), end - wanted[i], wanted[i]) ==
+              rows_of(expected, s.out(), end - wanted[i], wanted[i]));
+    }
+    CHECK(some.k_cache.values() == all.k_cache.values());
+    CHECK(some.v_cache.values() == all.v_cache.values());
+}
+
 /// The models' head shapes, and some of the others that the GPU runs: any multiple of 8 up to 256.
 std::vector<Shape> device_shapes(const Device& device) {
     const DType cache = device.activation;
@@ -409,6 +440,19 @@ void attention_prompts(Device& device) {
     for (const int rows : {1, 130}) check_prompt(device, {4, 2, 64, 32, cache}, 64, rows);
 }
 
+void attention_wanted(Device& device) {
+    for (const Shape& s : device_shapes(device)) {
+        check_wanted(device, s, {70, 1, 0, 5}, {0, 64, 0, 128}, {1, 1, 0, 3});
+        check_wanted(device, s, {3, 66}, {64, 0}, {0, 0});
+    }
+    if (device.exact()) return;
+    const Shape s{16, 2, 256, 64, device.activation};
+    check_wanted(device, s, {2300}, {0}, {1});
+    check_wanted(device, s, {1000, 0, 300, 40}, {8192, 0, 0, 4096}, {1, 0, 200, 1});
+    check_wanted(device, s, {130}, {32768}, {17});
+    check_wanted(device, {24, 4, 256, 64, device.activation}, {300, 20}, {2048, 9000}, {1, 1});
+}
+
 }  // namespace
 
 DEVICE_TEST_CASE("gated_attention: one sequence in steps, across page borders", attention_steps)
@@ -416,6 +460,7 @@ DEVICE_TEST_CASE("gated_attention: several sequences and padding", attention_tog
 DEVICE_TEST_CASE("gated_attention: an answer's row alone or beside others, the same bits", attention_answers)
 DEVICE_TEST_CASE("gated_attention: a prompt's rows cut or whole, alone or not, the same bits",
                  attention_prompts)
+DEVICE_TEST_CASE("gated_attention: of a prompt only the rows that are wanted", attention_wanted)
 
 TEST_SUITE("cpu") {
     TEST_CASE("gated_attention: cache types, odd head sizes, no rotation") {

@@ -120,6 +120,35 @@ void packed_cuts(Device& device) {
     }
 }
 
+/// Of a prompt only the last rows are wanted: the bits that they have among all, and all bytes of the caches.
+void packed_wanted(Device& device) {
+    for (const Shape& s : packed_shapes(16, 2, 256, 64)) {
+        CAPTURE(std::string(dtype_name(s.k)));
+        CAPTURE(std::string(dtype_name(s.v)));
+        const int many = device.exact() ? 66 : 300;  // those of many rows are unpacked first
+        for (const std::vector<int>& rows : {std::vector<int>{many, 0, 65}, std::vector<int>{3, 1, 20}}) {
+            Layout l = layout_of(StepKind::prompt, rows, {0, 0, 128}, 8);
+            Memory all(device, s, 24), some(device, s, 24);
+            all.remember(43), some.remember(43);
+            const auto p = device.rounded(Random(55).normals(l.tokens() * s.columns()));
+            const auto expected = run_step(device, l, p, all);
+            const auto check = [&](int first, int last) {
+                l.wanted = {first, 0, last};
+                const auto y = run_step(device, l, p, some);
+                for (const auto& [end, count] :
+                     {std::pair(rows[0], first), {rows[0] + rows[1] + rows[2], last}})
+                    CHECK(rows_of(y, s.out(), end - count, count) ==
+                          rows_of(expected, s.out(), end - count, count));
+                CHECK(some.k.bytes == all.k.bytes);
+                CHECK(some.v.bytes == all.v.bytes);
+                some.remember(43);
+            };
+            check(1, 2);
+            check(0, 0);
+        }
+    }
+}
+
 /// Queries beyond what F16 holds, keys as small, values of which some are 2^23 times others; what lies behind the last row is no
 /// number, whichever format reads it.
 void packed_sizes(Device& device) {
@@ -193,4 +222,5 @@ void packed_infinities(Device& device) {
 DEVICE_TEST_CASE("gated_attention: packed caches, a row that is not finite", packed_infinities)
 DEVICE_TEST_CASE("gated_attention: packed caches, rows alone and beside others", packed_steps)
 DEVICE_TEST_CASE("gated_attention: packed caches, a prompt cut or whole", packed_cuts)
+DEVICE_TEST_CASE("gated_attention: packed caches, of a prompt only the rows that are wanted", packed_wanted)
 DEVICE_TEST_CASE("gated_attention: packed caches, queries, keys and values of any size", packed_sizes)

@@ -127,6 +127,7 @@ struct Layout {
     int64_t pages_each = 4;
     int padding = 0;  // rows after the last sequence
     StepKind kind = StepKind::prompt;
+    std::vector<int> wanted = {};  // of each sequence so many of its last rows; none: all
 
     int64_t tokens() const {
         int64_t n = padding;
@@ -146,6 +147,7 @@ inline Batch declare_batch(Graph& g, const Layout& l) {
     b.pages = g.input("pages", DType::I32, {sequences, l.pages_each});
     b.committed = g.input("committed", DType::I32, {sequences});
     b.journal = g.input("journal", DType::I32, {sequences});
+    if (!l.wanted.empty()) b.logits_from = g.input("logits_from", DType::I32, {sequences});
     return b;
 }
 
@@ -160,6 +162,8 @@ inline void fill_batch(Plan& plan, const Batch& b, const Layout& l) {
     int row = 0;
     for (size_t s = 0; s < l.rows.size(); ++s) {
         plan.input<int32_t>(b.start)[s] = row;
+        if (!l.wanted.empty())
+            plan.input<int32_t>(b.logits_from)[s] = static_cast<int32_t>(row + l.rows[s] - l.wanted[s]);
         plan.input<int32_t>(b.slots)[s] = l.slots[s];
         plan.input<int32_t>(b.committed)[s] = l.committed[s];
         plan.input<int32_t>(b.journal)[s] = l.journal[s];

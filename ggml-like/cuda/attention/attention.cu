@@ -185,6 +185,7 @@ void attend(const AttentionCall& c, Context& context) {
         attention_prepare_packed(c, context);
     else
         attention_prepare(c, context);
+    if (c.rows == 0) return;
     if (product == AttentionProduct::warpgroups) return attention_prefill_warpgroups(c, context);
     if (product == AttentionProduct::tiles) return attention_prefill(c, context);
     attention_generic(c, context);

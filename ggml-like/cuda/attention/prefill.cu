@@ -257,8 +257,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 void attention_prefill(const AttentionCall& call, Context& context) {
     static_assert(kSharingBlocks <= kCounters);
     constexpr const char* kName = "gated_attention prefill";
-    const int blocks = call.kv_heads * static_cast<int>(prompt_tiles(call.rows, call.sequences,
-                                                                     call.heads / call.kv_heads));
+    const int blocks =
+        call.kv_heads * static_cast<int>(prompt_tiles(call.rows, call.sequences, call.heads / call.kv_heads));
     // Blocks of a tile that wait for each other must run at once.
     const int together = std::min(context.sms, kSharingBlocks) / blocks;
     const int segments = (call.max_keys + kSegmentKeys - 1) / kSegmentKeys;

@@ -220,8 +220,7 @@ CUtensorMap page_map(const AttentionCall& call, const bf16* cache) {
 }  // namespace
 
 void attention_prefill_warpgroups(const AttentionCall& call, Context& context) {
-    const int64_t tiles =
-        call.kv_heads * prompt_tiles(call.rows, call.sequences, call.heads / call.kv_heads);
+    const int64_t tiles = call.kv_heads * prompt_tiles(call.rows, call.sequences, call.heads / call.kv_heads);
     const int64_t segments = (call.max_keys + kSegmentKeys - 1) / kSegmentKeys;
     // Blocks wait for each other, so all must run at once.
     const int64_t blocks = std::min<int64_t>({context.sms, kSharingBlocks, tiles * segments});
