@@ -50,10 +50,10 @@ struct BatchShape {
     bool full_head = false;
     /// Of dflash, where its config does not say it: whether rows of a block in layers with windows see none after them.
     bool causal_windows = false;
-    /// The residual stream of all rows after every layer, on each rank; else of ranks of prompts' rows that it adds up itself, and after
-    /// the last layer of rows whose logits are wanted.
+    /// The residual stream of all rows is there after every layer, on each rank. Else a rank has that of prompts' rows that it adds up
+    /// itself, and one device that has the whole model may leave out rows of the last layer (narrows).
     bool whole_residual = false;
-    /// Whether the last layer of the model may leave out rows whose logits nobody wants.
+    /// Whether the last layer may leave out rows whose logits nobody wants.
     bool narrows() const { return kind == StepKind::prompt && logit_rows < tokens && !whole_residual; }
     auto operator<=>(const BatchShape&) const = default;
 };

@@ -75,11 +75,10 @@ class Builder {
     bool is_last(int layer) const { return layer + 1 == static_cast<int>(c_.layers); }
     /// Whether nobody reads what this layer leaves of rows without logits: they end with its mixer.
     bool narrows(int layer) const {
-        if (!is_last(layer) || !shape_.narrows()) return false;
-        if (shape_.pass == Pass::text) return true;
-        // Of ranks only the first has the drafter.
-        return shape_.pass == Pass::taps && c_.shard.whole() &&
-               std::ranges::count(drafter_->config().taps, layer) == 0;
+        // A rank has the residual stream of some rows alone, and not of those.
+        if (!is_last(layer) || !shape_.narrows() || !c_.shard.whole()) return false;
+        return shape_.pass == Pass::text ||
+               (shape_.pass == Pass::taps && std::ranges::count(drafter_->config().taps, layer) == 0);
     }
 
     /// Where tokens of prompts, and images, are embedded: for the model, or for its MTP layer.
@@ -395,21 +394,15 @@ class Builder {
     Residual out_proj(const std::string& node, const LayerWeights& layer, Tensor* y, const Weight& w,
                       const Residual& x) {
         const Weight* router = c_.dense() ? nullptr : &layer.moe.router;
-        return linear_add(g_, node, y, w, x.x, next(layer.post_norm), router, over_ranks(x));
+        return linear_add(g_, node, y, w, x.x, next(layer.post_norm), router, over_ranks());
     }
 
-    /// How products end of which each rank has a part, to be added to x. Drafters, other devices and a layer that leaves out rows read
-    /// the residual stream itself.
-    OverRanks over_ranks(const Residual& x) {
+    /// How products end of which each rank has a part. Drafters and other devices read the residual stream itself.
+    OverRanks over_ranks() {
         if (c_.shard.whole()) return {};
         if (nothing_ == nullptr) nothing_ = g_.zeros("nothing", DType::F32, {shape_.tokens, c_.width});
-        const int64_t rows = x.x->shape[0];
-        Tensor* zeros = rows == shape_.tokens ? nothing_
-                                              : g_.view(fmt::format("nothing[{}]", rows), nothing_, 0,
-                                                        {rows, c_.width}, {c_.width, 1});
-        return {.zeros = zeros,
-                .whole = shape_.whole_residual || shape_.pass != Pass::text || !c_.is_last() ||
-                         narrows(layer_ + 1)};
+        return {.zeros = nothing_,
+                .whole = shape_.whole_residual || shape_.pass != Pass::text || !c_.is_last()};
     }
 
     /// x + mixture of experts: the K best of E, and one shared expert behind its own gate.
@@ -417,14 +410,14 @@ class Builder {
         const MoeWeights& w = layer.moe;
         const auto act = moe_gate_up(g_, name("moe.gate_up"), x, w.gate_up, w.shared_gate_up,
                                      static_cast<int>(c_.experts_used), c_.eps, shape_.kind);
-        return moe_down(g_, name("moe.down"), act, x.x, w.down, w.shared_down, next(norm), over_ranks(x));
+        return moe_down(g_, name("moe.down"), act, x.x, w.down, w.shared_down, next(norm), over_ranks());
     }
 
     /// x + one MLP that every token takes.
     Residual mlp_block(const LayerWeights& layer, const Residual& x, const Tensor& norm) {
         const MlpWeights& w = layer.mlp;
         Tensor* y = norm_gate_up(g_, name("mlp.gate_up"), x, w.gate_up, c_.eps, shape_.kind);
-        return linear_add(g_, name("mlp.down"), y, w.down, x.x, next(norm), nullptr, over_ranks(x));
+        return linear_add(g_, name("mlp.down"), y, w.down, x.x, next(norm), nullptr, over_ranks());
     }
 
     /// The norm that comes next.

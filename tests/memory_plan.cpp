@@ -162,6 +162,8 @@ TEST_SUITE("cpu") {
                 for (const int64_t sequences : {int64_t{1}, plan.sequences / 2, plan.sequences}) {
                     const int64_t s = std::clamp<int64_t>(sequences, 1, tokens);
                     check(StepKind::prompt, tokens, s, plan.steps.prompt_logits + s);
+                    check(StepKind::prompt, tokens, s, plan.steps.prompt_logits + s - 1);
+                    check(StepKind::prompt, tokens, s, s);
                 }
             for (int64_t tokens = 1; tokens <= plan.steps.answer_rows; ++tokens)
                 for (int64_t s = (tokens + kMaxAnswerSlice - 1) / kMaxAnswerSlice;

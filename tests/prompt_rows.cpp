@@ -5,6 +5,7 @@
 #include <cmath>
 #include <set>
 
+#include "checkpoint_copy.h"
 #include "counted_backend.h"
 #include "engine_harness.h"
 #include "ggml-like/content_hash.h"
@@ -94,7 +95,7 @@ RowHashes read_prompt(Model& model, Backend& backend, int64_t tokens, const Read
 /// out rows.
 RowHashes read_answer(Model& model, Backend& backend, int64_t tokens, int64_t step_rows, bool all) {
     Engine engine(model, backend,
-                  {.context = 2 * tokens, .step_tokens = step_rows, .prompt_logits = step_rows});
+                  {.context = 2 * tokens, .step_tokens = step_rows, .prompt_logits = all ? step_rows : 64});
     RowHashes rows;
     Request r;
     r.prompt = random_ids(model, static_cast<size_t>(tokens), 1);
@@ -167,6 +168,18 @@ TEST_SUITE("cpu") {
             CHECK(rows([](BatchShape& s) { s.pass = Pass::hidden; }) == 70);
             CHECK(rows([](BatchShape& s) { s.pass = Pass::taps; }) == 2);  // it taps two earlier layers
         }
+    }
+
+    TEST_CASE("prompt rows: a last layer of gated DeltaNet, too, leaves out rows") {
+        test::CheckpointCopy copy("odd_pattern/bf16");
+        copy.config["num_hidden_layers"] = 3;
+        copy.config["layer_types"].erase(3);
+        std::erase_if(copy.weights.entries,
+                      [](const auto& e) { return e.name.find("layers.3.") != std::string::npos; });
+        copy.write();
+        test::Loaded l(copy.dir.str(), test::cpu());
+        REQUIRE(l.model->info().layers == 3);
+        check_prompt(*l.model, *l.backend, 150, {{512, 0}, {64, 0}, {512, 1}});
     }
 
     TEST_CASE("prompt rows: the same logits in steps of any size, alone or beside answers, tiny models" *

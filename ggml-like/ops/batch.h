@@ -39,7 +39,7 @@ struct Batch {
     Tensor* logit_rows = nullptr;    // I32 [R] rows whose logits are wanted; with R rows in all: 0..R-1
     Tensor* temperature = nullptr;   // F32 [R] for the sums of logits_top
     Tensor* logits_from =
-        nullptr;  // I32 [S] of prompts, the first row of each sequence whose logits are wanted, as are those of the rows after it
+        nullptr;  // of prompts: I32 [S] the first row of each sequence whose logits are wanted, as are those of all after it; none: start[s+1]
     Tensor* follows =
         nullptr;  // I32 [S] 1: rows begin after what the last step chose (ops/follow_choice.h). Null: never
     Tensor* draft_source =

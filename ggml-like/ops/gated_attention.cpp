@@ -211,11 +211,13 @@ Cost cost(const Node& node) {
     // Sequence lengths are data, so the bench adds the cache that is read. Counted here: q, gate and y, and
     // the rows' own k and v.
     const Tensor& k = *node.inputs[kK];
+    const double wanted = static_cast<double>(node.params<GatedAttentionParams>().rows) /
+                          static_cast<double>(std::max<int64_t>(1, k.shape[0]));
     double rows = 0;
     for (size_t part = 0; part < 2; ++part)
         rows += kv::layout_of(node.state[part]->dtype, part == 1, static_cast<int>(k.shape[2])).row();
     return {.state_bytes = rows * static_cast<double>(k.shape[0] * k.shape[1]),
-            .activation_bytes = 3 * cpu::dense_bytes(*node.outputs[0]) + 2 * cpu::dense_bytes(k)};
+            .activation_bytes = 3 * wanted * cpu::dense_bytes(*node.outputs[0]) + 2 * cpu::dense_bytes(k)};
 }
 
 void check_inputs(std::string_view name, const AttentionInputs& in, const GatedAttentionParams& p) {

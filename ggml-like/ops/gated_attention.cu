@@ -70,7 +70,8 @@ void gated_attention(const Node& node, Context& context) {
     c.tokens = static_cast<int>(in[0]->shape[0]), c.heads = static_cast<int>(in[0]->shape[1]);
     c.kv_heads = static_cast<int>(in[2]->shape[1]), c.head_dim = static_cast<int>(in[0]->shape[2]);
     c.sequences = static_cast<int>(in[8]->shape[0]) - 1;
-    c.unpacked_room = static_cast<int>(unpacked_pages(c.tokens, c.kv_heads));
+    // few rows meet packed pages as they are
+    c.unpacked_room = c.rows < kUnpackingRows ? 0 : static_cast<int>(unpacked_pages(c.tokens, c.kv_heads));
     c.eps = p.eps, c.rotary_dims = p.rotary_dims, c.answers = p.kind == StepKind::answer;
     if (c.head_dim % 8 != 0 || c.head_dim > kMaxHeadDim || c.rotary_dims > c.head_dim ||
         c.rotary_dims % 2 != 0)

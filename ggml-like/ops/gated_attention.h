@@ -44,8 +44,8 @@ struct GatedAttentionParams {
     }
 };
 
-/// Rows of prompts whose y is wanted: I32 [S] the first one of each sequence, whose others follow it (the next sequence's first row:
-/// there is none), and how many there are at most. Null: all.
+/// Rows of prompts whose y is wanted: I32 [S] the first one of each sequence, which those after it follow (the next sequence's first
+/// row: it has none), and how many they are at most. Null: all rows.
 struct WantedRows {
     Tensor* from = nullptr;
     int64_t count = 0;
@@ -61,8 +61,8 @@ struct AttentionInputs {
     WantedRows wanted = {};
 };
 
-/// inputs {q, gate, k, v, q_norm, k_norm, positions, row_sequence, start, pages, WantedRows::from or start} and, if there is
-/// one, rope; outputs {y, rotated, work}: rotated [T, H, d] in q's dtype and work U8 [attention_work_bytes] are kernel scratch. state {k_cache,
+/// inputs {q, gate, k, v, q_norm, k_norm, positions, row_sequence, start, pages, WantedRows::from or start} and, if there is one, rope;
+/// outputs {y, rotated, work}: rotated [T, H, d] in q's dtype and work U8 [attention_work_bytes] are kernel scratch. state {k_cache,
 /// v_cache}.
 extern const Op kGatedAttention;
 

@@ -31,8 +31,7 @@ struct AttentionCall {
     HeadRows q, gate, k, v;
     const float *q_norm, *k_norm;                         // [d]
     const int *positions, *row_sequence, *start, *pages;  // ops/batch.h
-    const int*
-        from;  // of prompts: [sequences] the first row of each whose y is wanted, as is that of those after it
+    const int* from;                        // [sequences] the first row of each whose y is wanted
     const int* rope;                        // ops/batch.h, or null
     int rope_row, row_pairs, column_pairs;  // from one axis to the next; pairs of the second and third axis
     int64_t cache_pages;                    // that a cache has

@@ -25,8 +25,8 @@ struct Tile {
     int first, rows, sequence, kv_head;
 };
 
-/// Tile `index` of the rows whose y is wanted, counted from the end of the batch, so that of a sequence the rows with the most keys come first.
-/// False: there are fewer tiles.
+/// Tile `index` of the rows whose y is wanted, counted from the end of the batch, so that of a sequence the rows with the most keys
+/// come first. False: there are fewer tiles.
 __device__ __forceinline__ bool find_tile(const AttentionCall& c, int index, int tile_rows, Tile& tile) {
     for (int s = c.sequences - 1; s >= 0; --s) {
         const int begin = c.from[s], end = c.start[s + 1], tiles = (end - begin + tile_rows - 1) / tile_rows;

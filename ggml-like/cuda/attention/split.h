@@ -55,10 +55,10 @@ constexpr int64_t unpacked_bytes(int64_t tokens, int64_t kv_heads) {
     return 2 * unpacked_pages(tokens, kv_heads) * kv_heads * 64 * kSplitHeadDim * 2;
 }
 
-/// An upper bound of a prompt step's tiles for one KV head.
-constexpr int64_t prompt_tiles(int64_t tokens, int64_t sequences, int64_t group) {
-    const int64_t rows = kTileM / group, filled = sequences < tokens ? sequences : tokens;
-    return (tokens - filled) / rows + filled;
+/// An upper bound of a prompt step's tiles for one KV head, of so many rows whose y is wanted.
+constexpr int64_t prompt_tiles(int64_t wanted, int64_t sequences, int64_t group) {
+    const int64_t rows = kTileM / group, filled = sequences < wanted ? sequences : wanted;
+    return (wanted - filled) / rows + filled;
 }
 
 }  // namespace quern::cuda::attention
