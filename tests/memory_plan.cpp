@@ -190,12 +190,12 @@ TEST_SUITE("cpu") {
         CHECK(limits(*cpu, 100, 2048) == Rows{2048, 128, 64, 100, 0});
     }
 
-    TEST_CASE("padding a decode step changes nothing: tokens and logits of sequences alone") {
-        CHECK(decode_bucket(1) == 1);
-        CHECK(decode_bucket(7) == 7);
-        CHECK(decode_bucket(9) == 16);
-        CHECK(decode_bucket(33) == 64);
-        CHECK(decode_bucket(64) == 64);
+    TEST_CASE("answer steps of any number of sequences: tokens of sequences alone") {
+        CHECK(padded_sequences(1) == 1);
+        CHECK(padded_sequences(7) == 7);
+        CHECK(padded_sequences(9) == 16);
+        CHECK(padded_sequences(33) == 64);
+        CHECK(padded_sequences(64) == 64);
         CHECK(most_answer_rows(0) == 64);
         CHECK(most_answer_rows(8) == 64);
         CHECK(most_answer_rows(10) == 32);

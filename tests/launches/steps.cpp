@@ -179,7 +179,7 @@ bool is_of(const Launch& launch, const char* kernel) {
 int64_t most_drafts(PlacedModel& model) {
     int64_t most = 0;
     for (int64_t n = 1; n <= kMaxAnswerRows && refusal(model, model.mtp_drafts(n, n, 1)).empty();
-         n = next_bucket(n)) {
+         n = next_padded(n)) {
         const BatchShape chain =
             draft_shape(model.mtp_drafts(n, std::min(n + n / 2, kMaxAnswerRows), 3), kMaxAnswerRows);
         CHECK(model.replay(chain).kernels > model.replay(model.mtp_drafts(n, n, 1)).kernels);

@@ -36,8 +36,9 @@ DflashDrafter::DflashDrafter(const Model& model, Backend& backend, PlanCache& pl
 
 StepPlan& DflashDrafter::plan(int64_t sequences, DraftRows rows, bool full_head) {
     const bool captured = backend_.captures();
-    BatchShape shape = block_shape(
-        memory_, captured ? std::min(decode_bucket(sequences), sequences_) : sequences, model_.info().vocab);
+    BatchShape shape =
+        block_shape(memory_, captured ? std::min(padded_sequences(sequences), sequences_) : sequences,
+                    model_.info().vocab);
     shape.causal_windows = causal_windows_;
     shape.draft_rows = full_head ? DraftRows::all : rows;
     shape.full_head = full_head;

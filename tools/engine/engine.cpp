@@ -66,10 +66,8 @@ Engine::State::State(Model& m, Backend& b, const EngineOptions& o)
       plans(m, b, pool, workspace, kPlans, later_scratch(memory), drafting.get()),
       scheduler(memory.steps) {
     if (o.speculation.on()) start_speculation();
-    if (b.captures())
-        for (int64_t n = 1; n <= decode_bucket(std::min(o.sequences, memory.steps.answer_rows));
-             n = next_bucket(n))
-            decode_plan(n);
+    if (b.captures())  // no answer waits for that later
+        for (int64_t n = 1; n <= std::min(o.sequences, memory.steps.answer_rows); ++n) decode_plan(n);
     if (b.captures() && speculation) capture_rounds();
     measured = {.state = pool_bytes, .scratch = workspace_bytes, .other = gauge.taken()};
 }
@@ -230,7 +228,7 @@ const MemoryPlan& Engine::memory_plan() const { return state_->memory; }
 const MemoryMeasured& Engine::memory_measured() const { return state_->measured; }
 int64_t Engine::kernels(int64_t sequences) const {
     if (!state_->backend.captures() || sequences > state_->memory.steps.answer_rows) return 0;
-    return state_->decode_plan(decode_bucket(sequences)).kernels();
+    return state_->decode_plan(sequences).kernels();
 }
 std::string Engine::load_states(const std::string& directory) {
     State& e = *state_;

@@ -87,8 +87,8 @@ struct Engine::State {
     int64_t top_rows() const {
         return std::max(memory.steps.prompt_logits + memory.sequences, memory.steps.answer_rows);
     }
-    StepPlan& decode_plan(int64_t bucket) {
-        BatchShape shape = decode_shape(bucket, memory.pages(), model.info().vocab);
+    StepPlan& decode_plan(int64_t sequences) {
+        BatchShape shape = decode_shape(sequences, memory.pages(), model.info().vocab);
         shape.pass = pass;
         return plans.get(shape, PlanUse::repeatedly);
     }

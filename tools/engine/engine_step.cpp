@@ -151,8 +151,8 @@ void Engine::State::capture_rounds() {
         plans.get(verify_shape(shape, memory.steps.answer_rows), PlanUse::repeatedly);
 }
 
-/// Answer steps of one row a sequence run repeatedly; where plans are captured they are padded to few shapes. Those of
-/// several rows are rare and get a plan of their own size, unless they verify drafts.
+/// Answer steps of one row a sequence run repeatedly. Those of several rows are rare, unless they verify drafts: these are padded to
+/// few shapes where plans are captured.
 StepPlan& Engine::State::plan_for(const Step& step) {
     BatchShape shape{.kind = step.kind,
                      .sequences = static_cast<int64_t>(step.slices.size()),
@@ -165,7 +165,7 @@ StepPlan& Engine::State::plan_for(const Step& step) {
         shape.images |= step.kind == StepKind::prompt && !slice.sequence->images.empty();
     }
     const bool answers = step.kind == StepKind::answer && backend.captures();
-    if (answers && shape.tokens == shape.sequences) return decode_plan(decode_bucket(shape.sequences));
+    if (answers && shape.tokens == shape.sequences) return decode_plan(shape.sequences);
     shape.verifies = std::any_of(step.slices.begin(), step.slices.end(), has_draft);
     if (answers && shape.verifies)
         return plans.get(verify_shape(shape, memory.steps.answer_rows), PlanUse::repeatedly);

@@ -194,10 +194,10 @@ std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, const EngineOption
     add(StepKind::prompt, rows, 1, rows);
     for (const int64_t tokens : powers_of_two_and(plan.steps.answer_rows))
         for (const int64_t sequences :
-             {(tokens + slice_rows - 1) / slice_rows, decode_bucket(std::min(plan.sequences, tokens))})
+             {(tokens + slice_rows - 1) / slice_rows, padded_sequences(std::min(plan.sequences, tokens))})
             add(StepKind::answer, tokens, sequences, tokens);
-    shapes.push_back(
-        decode_shape(decode_bucket(std::min(plan.sequences, plan.steps.answer_rows)), plan.pages(), vocab));
+    shapes.push_back(decode_shape(padded_sequences(std::min(plan.sequences, plan.steps.answer_rows)),
+                                  plan.pages(), vocab));
     if (plan.mtp) add_mtp_passes(shapes, o.speculation.draft_max);
     if (plan.dflash) add_dflash_passes(shapes, plan);
     return shapes;

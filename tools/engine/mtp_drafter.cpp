@@ -38,7 +38,7 @@ MtpDrafter::MtpDrafter(const Model& model, Backend& backend, PlanCache& plans, c
       sequences_(memory.sequences),
       pages_(memory.pages()),
       draft_max_(draft_max),
-      ids_(backend.alloc_host(decode_bucket(limits_.answer_rows) * draft_max * int64_t{sizeof(int32_t)},
+      ids_(backend.alloc_host(padded_sequences(limits_.answer_rows) * draft_max * int64_t{sizeof(int32_t)},
                               "drafts"),
            [&backend](void* m) { backend.free_host(m); }) {
     try_out();
@@ -57,8 +57,8 @@ void MtpDrafter::try_out() {
     run(StepKind::prompt,
         rows_of(1, std::min<int64_t>({kPageTokens, limits_.prompt_rows, pages_ * kPageTokens})), 0);
     const int64_t sequences =
-        backend_.captures() ? decode_bucket(std::min(sequences_, limits_.answer_rows)) : 1;
-    for (int64_t n = 1; n <= sequences; n = next_bucket(n)) {
+        backend_.captures() ? padded_sequences(std::min(sequences_, limits_.answer_rows)) : 1;
+    for (int64_t n = 1; n <= sequences; n = next_padded(n)) {
         try {
             run(StepKind::answer, rows_of(n, 1), 1);
         } catch (const Error&) {

@@ -18,15 +18,15 @@ int64_t power_of_two(int64_t n) { return static_cast<int64_t>(std::bit_ceil(stat
 
 }  // namespace
 
-int64_t decode_bucket(int64_t sequences) {
+int64_t padded_sequences(int64_t sequences) {
     return sequences <= kMaxUnpadded ? sequences : power_of_two(sequences);
 }
 
-BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab) {
+BatchShape decode_shape(int64_t sequences, int64_t pages, int64_t vocab) {
     return {.kind = StepKind::answer,
-            .tokens = bucket,
-            .sequences = bucket,
-            .logit_rows = bucket,
+            .tokens = sequences,
+            .sequences = sequences,
+            .logit_rows = sequences,
             .pages = pages,
             .vocab = vocab};
 }
@@ -39,7 +39,7 @@ BatchShape verify_shape(const BatchShape& shape, int64_t rows) {
     const int64_t step = std::max<int64_t>(1, power / 4);
     out.tokens = out.logit_rows =
         shape.tokens <= kMaxUnpadded ? shape.tokens : std::min(rows, (shape.tokens + step - 1) / step * step);
-    out.sequences = decode_bucket(shape.sequences);
+    out.sequences = padded_sequences(shape.sequences);
     return out;
 }
 
@@ -47,7 +47,7 @@ BatchShape verify_shape(const BatchShape& shape, int64_t rows) {
 BatchShape draft_shape(const BatchShape& shape, int64_t rows) {
     BatchShape out = shape;
     const bool one_each = shape.tokens == shape.sequences;
-    out.sequences = decode_bucket(shape.sequences);
+    out.sequences = padded_sequences(shape.sequences);
     out.tokens =
         one_each ? out.sequences : std::min(rows, power_of_two(std::max(shape.tokens, out.sequences + 1)));
     CHECK(out.tokens >= shape.tokens && (one_each || out.tokens > out.sequences),

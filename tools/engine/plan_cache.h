@@ -11,8 +11,8 @@
 
 namespace quern {
 
-/// Rows of an answer step at most, where plans are captured. Steps of one row a sequence are padded to a few sizes,
-/// each of which has a captured plan.
+/// Rows of an answer step at most, where plans are captured. Each number of sequences with one row has a plan of its own: a row more
+/// takes 1 to 10 % of a step.
 inline constexpr int64_t kMaxAnswerRows = 64;
 /// The same of a model whose rows choose so many experts each: a step has at most 512 of these choices (ops/moe_gate_up.h).
 constexpr int64_t most_answer_rows(int64_t experts_used) {
@@ -20,15 +20,15 @@ constexpr int64_t most_answer_rows(int64_t experts_used) {
     while (rows > 1 && rows * experts_used > 512) rows /= 2;
     return rows;
 }
-/// Up to this many sequences are not padded: a padding row would cost up to 10 % of the step.
+/// Steps that verify drafts and passes that draft would need too many plans: beyond this, their numbers are padded.
 inline constexpr int64_t kMaxUnpadded = 8;
 
-/// The size that a step of so many sequences is padded to: their number, or the next power of two.
-int64_t decode_bucket(int64_t sequences);
-/// The next larger size.
-constexpr int64_t next_bucket(int64_t bucket) { return bucket < kMaxUnpadded ? bucket + 1 : 2 * bucket; }
-/// The shape of an answer step of one row for each of `bucket` sequences.
-BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab);
+/// What so many sequences are padded to: their number, or the next power of two.
+int64_t padded_sequences(int64_t sequences);
+/// The next larger one of these numbers.
+constexpr int64_t next_padded(int64_t n) { return n < kMaxUnpadded ? n + 1 : 2 * n; }
+/// The shape of an answer step of one row for each of so many sequences.
+BatchShape decode_shape(int64_t sequences, int64_t pages, int64_t vocab);
 
 /// The shape of an answer step that verifies drafts, padded from `shape`, which has drafts in its rows: at most `rows` rows,
 /// all of them with logits.

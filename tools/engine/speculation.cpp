@@ -156,7 +156,7 @@ SpeculationReport Speculation::report() const {
 /// The number of sequences under which the cost of a step is known.
 int64_t Speculation::cost_size(const Step& step) const {
     const auto sequences = static_cast<int64_t>(step.slices.size());
-    return limits_.padded ? decode_bucket(sequences) : sequences;
+    return limits_.padded ? padded_sequences(sequences) : sequences;
 }
 
 void Speculation::measured(const Step& step, double seconds, double drafting) {

@@ -27,7 +27,7 @@ class Speculation {
         int64_t context;      // tokens a sequence may hold
         int64_t answer_rows;  // of a step
         int64_t vocab;        // ids that may be sampled
-        bool padded;          // steps are padded to few numbers of sequences
+        bool padded;          // costs are those of padded numbers of sequences (plan_cache.h)
         bool whole;           // one device has all of the model, and drafts may stay on it
         bool asynchronous;    // the device works while the host does: it may draft ahead
         std::optional<DraftTokens> draft_tokens;  // ModelInfo::draft_tokens
