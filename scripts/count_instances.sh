@@ -7,7 +7,7 @@
 # --list: also each of them with its source file. Exit 0: at most kMost; 1: more, or no kernels found; 77: a build without
 # CUDA. What chooses among them: ggml-like/cuda/variants.h.
 set -euo pipefail
-kMost=105  # 11 of them end in sums over ranks, which would be kernels of their own else; 8 are FP8 by warpgroups
+kMost=106  # 11 of them end in sums over ranks, which would be kernels of their own else; 8 are FP8 by warpgroups
 list=no
 [ "${1:-}" = --list ] && { list=yes; shift; }
 build=${1:-build}

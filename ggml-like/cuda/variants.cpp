@@ -62,6 +62,13 @@ PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
 
 namespace {
 
+/// Rows that dense_rows.cuh takes. Compiled for two products' rows are BF16 ones that are normed and not paired; of a head's many tiles
+/// the sums of so many rows would meet at too many barriers.
+int most_few_rows(const Card& card, const AnswerShape& s) {
+    const bool two = s.kind == Kind::bf16 && s.normed && !s.paired && s.tiles <= 16 * card.sms;
+    return two && dense_is_deep(card) ? 2 * kPassRows : kPassRows;
+}
+
 bool takes_quarters(const Card& card, const AnswerShape& s) {
     const bool codes = s.kind == Kind::nvfp4;  // instructions, not bytes: best spread over all SMs
     if (s.tiles * ceil_div(s.rows, 16) > (codes ? 9 : 8) * card.sms) return false;
@@ -72,7 +79,7 @@ bool takes_quarters(const Card& card, const AnswerShape& s) {
 }  // namespace
 
 AnswerProduct choose(const Card& card, const AnswerShape& s) {
-    if (dense_rows_fit(card, s.kind, s.rows, s.chunks, s.beside)) {
+    if (s.rows <= most_few_rows(card, s) && dense_rows_fit(card, s.kind, s.rows, s.chunks, s.beside)) {
         const auto one = [&](Extent extent) {
             return s.rows == 1 &&
                    dense_one_fits(card, s.kind, s.normed, s.paired, extent, s.tiles, s.chunks, s.beside);

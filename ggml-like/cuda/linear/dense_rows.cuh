@@ -1,4 +1,4 @@
-// y = h W^T for up to 8 rows, W one part of a packed weight: the main loop that norm_linear, norm_gate_up and
+// y = h W^T for up to 8 rows, or 16 (two products a piece), W one part of a packed weight: the main loop that norm_linear, norm_gate_up and
 // linear_add share. They differ in how h comes into shared memory and in what happens to a sum,
 // or in paired order to the sums of gate and up.
 //
@@ -104,13 +104,16 @@ struct DenseRing {
 };
 
 /// A lane's sums of the first `rows` columns into [rows][16 weight rows].
-__device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[4], int rows, int lane) {
+template <int NT>
+__device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[NT][4], int rows, int lane) {
     const int g = lane >> 2, t = lane & 3;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int n = 2 * t + (i & 1);
-        if (n < rows) to[n * 16 + g + (i >> 1) * 8] = sum[i];
-    }
+    for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int n = 8 * nt + 2 * t + (i & 1);
+            if (n < rows) to[n * 16 + g + (i >> 1) * 8] = sum[nt][i];
+        }
 }
 
 /// What a launch is given besides the part.
@@ -118,13 +121,13 @@ struct DenseLaunch {
     int chunks, rows;
 };
 
-/// Everything from the first weight to the last sum. prologue.early(h, stride) knows of no activations, prologue(h, stride)
+/// Everything from the first weight to the last sum. NT: products of 8 rows. prologue.early(h, stride) knows of no activations, prologue(h, stride)
 /// writes `rows` rows of activations after the wait for the predecessor, prologue.late() comes before the
 /// products and is done before the first finish.store, all by all threads. finish.early(loaded, row of the part,
 /// column n) fills what of a Finish::Loaded needs no activations, finish.load(...) the rest; both before the sums are made,
 /// finish.store(row, n, loaded, sum) after; each once for each sum. With Finish::kPaired the part is in paired order, a row one of
 /// gate and up, there is nothing to load, and finish.store(row, n, gate sum, up sum).
-template <Kind K, typename Prologue, typename Finish>
+template <Kind K, int NT = 1, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& s, Prologue&& prologue,
                                            const Finish& finish) {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -191,13 +194,16 @@ __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& 
     __syncthreads();
     prologue.late();
 
-    const uint32_t x[1] = {operand_address(h + min(lane & 7, rows - 1) * stride, lane)};
+    uint32_t x[NT];
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt)
+        x[nt] = operand_address(h + min(8 * nt + (lane & 7), rows - 1) * stride, lane);
 #pragma unroll 1
     for (;;) {
         float* now = sums + (round & 1) * group_sums(K, kDeep, rows);
 #pragma unroll 1
         for (int j = 0; j < together; ++j) {
-            float sum[1][4] = {};
+            float sum[NT][4] = {};
 #pragma unroll 1
             for (int i = 0; i < steps; ++i) {
                 const uint8_t* piece = ring.wait();
@@ -209,7 +215,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& 
                                                  sum);
                 ring.release(source, lane);
             }
-            store_row_sums(now + (j * kWarps + warp) * 16 * rows, sum[0], rows, lane);
+            store_row_sums(now + (j * kWarps + warp) * 16 * rows, sum, rows, lane);
         }
         __syncthreads();
 #pragma unroll 1

@@ -80,7 +80,7 @@ QUERN_BOTH constexpr int dense_groups(Kind kind, int tiles, int chunks) {
 /// which an SM's memory is split, as its neighbours do.
 QUERN_BOTH constexpr int groups_together(Kind kind, bool deep, int rows) {
     if (!deep) return rows <= 1 ? 4 : 1;
-    if (kind == Kind::bf16) return rows <= 1 ? 8 : rows <= 2 ? 4 : 2;
+    if (kind == Kind::bf16) return rows <= 1 ? 8 : rows <= 2 ? 4 : rows <= 8 ? 2 : 1;
     return rows > 4 ? 2 : kind == Kind::fp8 ? 8 : 4;
 }
 /// Sums of tile groups that are finished together; there are two of these, used alternately.
@@ -96,9 +96,8 @@ inline constexpr int kDenseStatic = 1024;  // static shared memory of prologues 
 
 /// Whether a block of dense_rows.cuh has what it takes; `beside`: bytes of others, a router's tiles.
 constexpr bool dense_rows_fit(const Card& card, Kind kind, int rows, int chunks, int beside) {
-    return rows <= kPassRows &&
-           dense_shared_bytes(kind, dense_is_deep(card), rows, chunks) + kDenseStatic + beside <=
-               card.shared_bytes;
+    return dense_shared_bytes(kind, dense_is_deep(card), rows, chunks) + kDenseStatic + beside <=
+           card.shared_bytes;
 }
 
 /// A block that also does a router's work (moe/route_work.cuh): tiles of x that it may have, and of the router a warp; the

@@ -245,13 +245,13 @@ struct PlainRows {
     }
 };
 
-/// Rows whose norm is deferred, as they are, and their factors in shared memory; up to 8 rows. The last warps have the factors: with one
+/// Rows whose norm is deferred, as they are, and their factors in shared memory; up to 16 rows. The last warps have the factors: with one
 /// row they load nothing else.
 template <Kind K, int kTogether>
 struct ScaledRows {
     PlainRows<K, kTogether> rows;
     RowScale scale;
-    float* factor;  // [8]
+    float* factor;  // [rows]
     SquaresOfRow<kTogether == 1 ? 12 : 4> squares = {};
 
     __device__ __forceinline__ static int row() { return kWarps - 1 - static_cast<int>(threadIdx.x) / 32; }

@@ -1,4 +1,4 @@
-// Products of up to 8 rows whose norm was deferred (norm_rows.h). dense_rows.cuh has the loop: who owns which tile, limits.
+// Products of up to 8 rows, in BF16 16, whose norm was deferred (norm_rows.h). dense_rows.cuh has the loop: who owns which tile, limits.
 #include "ggml-like/cuda/linear/norm_rows.h"
 
 #include "ggml-like/cuda/launch.cuh"
@@ -35,19 +35,19 @@ struct StoreNormed {
     }
 };
 
-template <Kind K, bool kPairs>
-__global__ void __launch_bounds__(kThreads, 2)
+template <Kind K, bool kPairs, int NT>
+__global__ void __launch_bounds__(kThreads, NT == 1 ? 2 : 1)
     norm_rows_kernel(Part part, DenseLaunch dense, PlainRows<K> rows, RowScale scale,
                      StoreNormed<kPairs> store) {
-    __shared__ float factor[8];
+    __shared__ float factor[8 * NT];
     store.factor = factor;
-    dense_rows<K>(part, dense, ScaledRows<K, 8>{rows, scale, factor}, store);
+    dense_rows<K, NT>(part, dense, ScaledRows<K, 8>{rows, scale, factor}, store);
 }
 
-template <Kind K, bool kPairs>
+template <Kind K, bool kPairs, int NT = 1>
 void run(Context& c, const char* what, const Part& part, const Packed& w, const StepRows& x,
          const StepOutput& out) {
-    launch_reading(c, {part.data, weight_bytes(part, w.chunks)}, what, norm_rows_kernel<K, kPairs>,
+    launch_reading(c, {part.data, weight_bytes(part, w.chunks)}, what, norm_rows_kernel<K, kPairs, NT>,
                    min(c.sms, dense_groups(K, part.tiles, w.chunks)), kThreads,
                    dense_shared_bytes(K, dense_is_deep(c), x.rows, w.chunks), part,
                    DenseLaunch{w.chunks, x.rows}, PlainRows<K>{x.x, x.ld, w.cols, x.rows}, out.scale,
@@ -56,6 +56,8 @@ void run(Context& c, const char* what, const Part& part, const Packed& w, const 
 template <Kind K>
 void run(Context& c, const char* what, const Part& part, const Packed& w, const StepRows& x,
          const StepOutput& out) {
+    if constexpr (K == Kind::bf16)
+        if (x.rows > kPassRows) return run<K, false, 2>(c, what, part, w, x, out);
     out.paired ? run<K, true>(c, what, part, w, x, out) : run<K, false>(c, what, part, w, x, out);
 }
 
