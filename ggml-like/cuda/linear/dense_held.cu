@@ -64,24 +64,10 @@ __device__ __forceinline__ void multiply_held(const uint8_t* chunk, const uint32
         };
         add_fp8_chunk(chunk, lane, products, sum);
     } else {
-        const uint4 w = *reinterpret_cast<const uint4*>(chunk + 16 * lane);
-        const uint2 bytes = *reinterpret_cast<const uint2*>(chunk + 512 + 8 * (lane >> 2));
-        float low[4], high[4];
-        scales_of(bytes.x, low);
-        scales_of(bytes.y, high);
-#pragma unroll
-        for (int kk = 0; kk < 4; ++kk) {
-            uint32_t a[4];
-            decode_nvfp4(kk / 2 ? w.z : w.x, kk / 2 ? w.w : w.y, kk % 2, a);
-#pragma unroll
-            for (int n = 0; n < kEights; ++n) {
-                float d[4] = {};
-                mma(d, a, x[kk][n][0], x[kk][n][1]);
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    sum[n][i] = __fmaf_rn(i < 2 ? low[kk] : high[kk], d[i], sum[n][i]);
-            }
-        }
+        const auto operands = [&](int n, int j) {
+            return make_uint4(x[2 * j][n][0], x[2 * j][n][1], x[2 * j + 1][n][0], x[2 * j + 1][n][1]);
+        };
+        multiply_fp4<false, kEights>(chunk, operands, lane, sum);
     }
 }
 
