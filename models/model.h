@@ -131,8 +131,9 @@ struct MtpTensors {
 
 struct BuiltGraph {
     Graph graph;
-    Batch batch;               // inputs to fill
-    Tensor* logits = nullptr;  // F32 [logit_rows, vocab rows], of a shard its equal part of these
+    Batch batch;  // inputs to fill
+    Tensor* logits =
+        nullptr;  // F32 [logit_rows, vocab rows], of a shard its equal part of these; null: none are wanted
     /// I32 [logit_rows, kTopWords]: ops/logits_top.h; of a shard ids count from its first row. Of Pass::dflash I32 [logit_rows], ids; its logits with full_head only.
     Tensor* top = nullptr;
     /// Prompts of Pass::hidden: I32 [tokens], the token after each row; any where it is unknown.

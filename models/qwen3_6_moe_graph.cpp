@@ -59,6 +59,7 @@ class Builder {
             g_.set_layer(layer_);
             const LayerWeights& w = w_.layers[static_cast<size_t>(layer_)];
             x = mixer_block(w, x);
+            if (x.x == nullptr) break;  // nobody reads what follows
             const Tensor& norm =
                 is_last(layer_) ? w_.final_norm : w_.layers[static_cast<size_t>(layer_) + 1].input_norm;
             x = second_half(w, x, norm);
@@ -300,10 +301,17 @@ class Builder {
     BuiltGraph finish(const Residual& x) {
         keep_hidden(x.x);  // before the head, whose first weights come meanwhile
         g_.set_layer(-1);
+        BuiltGraph built{.batch = batch_};
+        if (shape_.logit_rows > 0) add_logits(x, built);
+        if (shape_.pass == Pass::hidden) read_hidden(x.x, built);
+        built.graph = std::move(g_);
+        return built;
+    }
+
+    void add_logits(const Residual& x, BuiltGraph& built) {
         // If all that there are are wanted, they are in order already.
         const bool all = x.h->shape[0] == batch_.logit_rows->shape[0];
         const Residual rows = all ? x : gather_rows(g_, "logit_rows", x, batch_.logit_rows);
-        BuiltGraph built{.batch = batch_};
         built.logits = norm_linear(g_, "logits", rows, w_.head, c_.eps, shape_.kind, DType::F32);
         built.top = logits_top(g_, "logits_top", built.logits, batch_.temperature, own_vocab());
         g_.output(built.logits);
@@ -311,9 +319,6 @@ class Builder {
         if (all && batch_.draft_source != nullptr)
             accept_drafts(g_, "accept_drafts", batch_, late_, built.top,
                           g_.external(state_.find(drafting_layer(), StateRole::chosen)));
-        if (shape_.pass == Pass::hidden) read_hidden(x.x, built);
-        built.graph = std::move(g_);
-        return built;
     }
 
     /// Ids of this rank's rows of the head that may be sampled. A rank that has none looks at one row, which nobody reads.
@@ -321,12 +326,16 @@ class Builder {
         return std::clamp<int64_t>(shape_.vocab - c_.shard.begin(c_.vocab_rows), 1, w_.head.rows);
     }
 
-    /// x + gated attention or gated DeltaNet.
+    /// x + gated attention or gated DeltaNet; nothing where no rows are left.
     Residual mixer_block(const LayerWeights& layer, Residual x) {
         const bool attends = c_.full_attention[static_cast<size_t>(layer_)];
         const bool narrow = narrows(layer_);
         Tensor* y =
             !attends ? delta(layer, x) : attention(layer, x, narrow ? rows_with_logits() : WantedRows{});
+        if (narrow && shape_.logit_rows == 0) {
+            g_.output(y);
+            return {};
+        }
         if (narrow) std::tie(y, x.x) = gather_rows(g_, name("mixer.rows"), y, x.x, batch_.logit_rows);
         return attends ? out_proj(name("attn.out_proj"), layer, y, layer.attention.out_proj, x)
                        : out_proj(name("gdn.out_proj"), layer, y, layer.delta.out_proj, x);

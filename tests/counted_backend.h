@@ -1,4 +1,4 @@
-// The CPU backend that looks like a device: its memory is counted and may run out, plans are padded and captured, and the
+// The CPU backend that looks like a device: its memory is counted and may run out, plans are captured, and the
 // engine launches the next step before it tells of the last one.
 #pragma once
 
@@ -112,7 +112,7 @@ class CountedBackend final : public Backend {
     std::map<const Weight*, int64_t> apart_;
 };
 
-/// The two that engine tests run on: the CPU, and the CPU behind a device's face, whose plans are captured and padded.
+/// The two that engine tests run on: the CPU, and the CPU behind a device's face, whose plans are captured.
 inline std::unique_ptr<Backend> cpu() { return make_cpu_backend(2); }
 inline std::unique_ptr<Backend> device() { return std::make_unique<CountedBackend>(int64_t{1} << 34); }
 

@@ -43,8 +43,8 @@ double rate(const World& world, int64_t fixed, int64_t rounds = 4000, unsigned s
         }
         std::vector<int64_t> lengths(records.size(), fixed);
         if (fixed < 0)
-            lengths =
-                draft_lengths(candidates, costs, {world.sequences, world.sequences}, kRows - world.sequences);
+            lengths = draft_lengths(candidates, costs, {world.sequences, world.sequences}, world.sequences,
+                                    kRows - world.sequences);
         const StepSize step = with_drafts({world.sequences, world.sequences}, candidates, lengths);
         for (size_t i = 0; i < records.size(); ++i) {
             const std::vector<double> chances = world.chances(round);
@@ -124,18 +124,18 @@ TEST_SUITE("cpu") {
         StepCosts costs;
         const auto fresh = AcceptanceRecord().chances();
         const DraftCandidate candidates[] = {{fresh, 7}, {fresh, 2}};
-        CHECK(draft_lengths(candidates, costs, {2, 2}, 20) == std::vector<int64_t>{0, 0});
+        CHECK(draft_lengths(candidates, costs, {2, 2}, 2, 20) == std::vector<int64_t>{0, 0});
         costs.add({2, 2}, 1.0);
-        CHECK(draft_lengths(candidates, costs, {2, 2}, 20) ==
+        CHECK(draft_lengths(candidates, costs, {2, 2}, 2, 20) ==
               std::vector<int64_t>{0, 0});  // may be an accident
         costs.add({2, 2}, 1.0);
-        CHECK(draft_lengths(candidates, costs, {2, 2}, 20) ==
+        CHECK(draft_lengths(candidates, costs, {2, 2}, 2, 20) ==
               std::vector<int64_t>{1, 0});  // to see what it takes
         for (int64_t rows = 6; rows <= 40; ++rows) costs.add({2, rows / 2}, 1.0);
-        CHECK(draft_lengths(candidates, costs, {2, 2}, 20) == std::vector<int64_t>{7, 2});
-        CHECK(draft_lengths(candidates, costs, {2, 2}, 3) == std::vector<int64_t>{2, 1});
-        CHECK(draft_lengths(candidates, costs, {2, 2}, 0) == std::vector<int64_t>{0, 0});
-        CHECK(draft_lengths({}, costs, {2, 2}, 20).empty());
+        CHECK(draft_lengths(candidates, costs, {2, 2}, 2, 20) == std::vector<int64_t>{7, 2});
+        CHECK(draft_lengths(candidates, costs, {2, 2}, 2, 3) == std::vector<int64_t>{2, 1});
+        CHECK(draft_lengths(candidates, costs, {2, 2}, 2, 0) == std::vector<int64_t>{0, 0});
+        CHECK(draft_lengths({}, costs, {2, 2}, 2, 20).empty());
     }
 
     TEST_CASE(
@@ -202,13 +202,13 @@ TEST_SUITE("cpu") {
             for (const DraftRows rows : {frequent, all})
                 for (int64_t drafts = 0; drafts <= 4; ++drafts)
                     costs.add({2, 2 + drafts, rows}, rows == all && drafts > 0 ? 9.0 : 1.0);
-        const auto lengths = draft_lengths(candidates, costs, {2, 2}, 4);
+        const auto lengths = draft_lengths(candidates, costs, {2, 2}, 2, 4);
         CHECK(lengths == std::vector<int64_t>{2, 0});
         CHECK(with_drafts({2, 2}, candidates, lengths) == StepSize{2, 4, frequent});
         const std::vector<int64_t> both = {1, 2};
         CHECK(with_drafts({2, 2}, candidates, both) == StepSize{2, 5, all});
         // Where the step reads all rows anyway, more drafts cost nothing.
-        CHECK(draft_lengths(candidates, costs, {2, 3, all}, 3) == std::vector<int64_t>{2, 1});
+        CHECK(draft_lengths(candidates, costs, {2, 3, all}, 2, 3) == std::vector<int64_t>{2, 1});
     }
 
     TEST_CASE("texts that take turns get the drafts that pay for each") {

@@ -122,7 +122,7 @@ TEST_SUITE("cpu") {
         model.shapes.clear();
         engine.run(with_forced(65, 8));
         CHECK(model.shapes ==
-              Shapes{{"prompt", 64, 1, 1}, {"prompt", 1, 1, 1}, {"answer", 4, 1, 1}, {"answer", 1, 1, 1}});
+              Shapes{{"prompt", 64, 1, 0}, {"prompt", 1, 1, 1}, {"answer", 4, 1, 1}, {"answer", 1, 1, 1}});
         model.shapes.clear();
         Request all = greedy(100, 1);
         all.on_prompt_logits = [](const PromptLogits&) {};

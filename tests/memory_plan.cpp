@@ -77,7 +77,7 @@ TEST_SUITE("cpu") {
              {"base/ct", "real_heads/ct_fp8_head", "tied_text/ct", "dense/ct_mixed"}) {
             CAPTURE(checkpoint);
             test::CountedBackend backend(1ll << 32);
-            const EngineOptions options{.context = 256, .sequences = 5, .step_tokens = 96};
+            const EngineOptions options{.context = 256, .sequences = 11, .step_tokens = 96};
             const Planned p = load(backend, options, checkpoint);
             const int64_t weights = backend.used;
             CHECK(weights == p.plan.weight_bytes());
@@ -85,7 +85,7 @@ TEST_SUITE("cpu") {
             CHECK(backend.used - weights == p.plan.state_bytes() + p.plan.scratch_bytes());
             CHECK(engine.memory_measured().state == p.plan.state_bytes());
             CHECK(engine.memory_measured().scratch == p.plan.scratch_bytes());
-            CHECK(backend.prepared == 5);  // steps of 1 to 5 sequences
+            CHECK(backend.prepared == 11);  // steps of 1 to 11 sequences
             const int allocations = backend.allocations;
             std::vector<RequestId> ids;
             for (unsigned i = 0; i < 12; ++i)
@@ -94,7 +94,7 @@ TEST_SUITE("cpu") {
             }
             for (const RequestId id : ids) CHECK(engine.take(id).reason == FinishReason::length);
             CHECK(backend.allocations == allocations);
-            CHECK(backend.prepared == 5);
+            CHECK(backend.prepared == 11);
             CHECK(!has(describe(p.plan, engine.memory_measured()), "beyond"));
         }
     }
@@ -102,7 +102,7 @@ TEST_SUITE("cpu") {
     TEST_CASE("memory plan: a model that will not fit is refused before its weights are read") {
         CHECK(has(refusal(1 << 16, {.context = 64}), "the weights alone"));
         const std::string context =
-            refusal(230ll << 20, {.context = 256, .sequences = 512, .step_tokens = 64});
+            refusal(342ll << 20, {.context = 256, .sequences = 512, .step_tokens = 64});
         CHECK(has(context, "lower -c (now 256"));
         CHECK(has(context, "-np (now 512"));
         CHECK(refusal(1ll << 32, {.context = 256}).empty());
@@ -203,20 +203,20 @@ TEST_SUITE("cpu") {
              {"base/ct", "real_heads/modelopt", "odd_pattern/ct", "dense/fp8_block"}) {
             const auto cpu = make_cpu_backend(2);
             const auto model = load_model(kVectors + checkpoint, *cpu, {.tokenizer = false});
-            test::CountedBackend padding(1ll << 32);
+            test::CountedBackend device(1ll << 32);
             for (const unsigned sequences : {3u, 9u, 13u}) {
                 CAPTURE(checkpoint);
                 CAPTURE(sequences);
-                Engine padded(*model, padding, {.context = 128, .sequences = sequences});
+                Engine together(*model, device, {.context = 128, .sequences = sequences});
                 Engine plain(*model, *cpu, {.context = 128});
                 std::vector<RequestId> ids;
                 for (unsigned i = 0; i < sequences; ++i)
-                    ids.push_back(padded.submit(greedy(*model, 5 + 9 * i, 20 + i, i)));
-                while (padded.step()) {
+                    ids.push_back(together.submit(greedy(*model, 5 + 9 * i, 20 + i, i)));
+                while (together.step()) {
                 }
                 for (unsigned i = 0; i < sequences; ++i) {
                     const std::vector<int32_t> alone = plain.run(greedy(*model, 5 + 9 * i, 20 + i, i)).tokens;
-                    CHECK(padded.take(ids[i]).tokens == alone);
+                    CHECK(together.take(ids[i]).tokens == alone);
                 }
             }
         }

@@ -167,7 +167,17 @@ TEST_SUITE("cpu") {
             CHECK(rows([](BatchShape& s) { s.whole_residual = true; }) == 70);
             CHECK(rows([](BatchShape& s) { s.pass = Pass::hidden; }) == 70);
             CHECK(rows([](BatchShape& s) { s.pass = Pass::taps; }) == 2);  // it taps two earlier layers
+            CHECK(rows([](BatchShape& s) { s.logit_rows = 0; }) == 0);
         }
+    }
+
+    TEST_CASE("prompt rows: a rank, which has the residual stream of some rows, leaves out none") {
+        const auto model = open_synthetic("tiny", "aeon", {.tokenizer = false, .shard = {0, 2}});
+        const auto backend = test::cpu();
+        const StatePool pool(*backend, model->state_specs({}), 2, 8);
+        const BatchShape prompt{
+            .tokens = 70, .sequences = 2, .logit_rows = 2, .pages = 4, .vocab = model->info().vocab};
+        CHECK(last_rows(*model, pool, prompt) == 70);
     }
 
     TEST_CASE("prompt rows: a last layer of gated DeltaNet, too, leaves out rows") {
@@ -188,7 +198,7 @@ TEST_SUITE("cpu") {
             CAPTURE(shape);
             check_prompt(make_cpu_backend(2), shape, 700,
                          {{1024, 0}, {64, 0}, {192, 0}, {512, 0}, {64, 3}, {512, 1}, {512, 3}});
-            // Behind a device's face: longer steps between answers, which are padded.
+            // Behind a device's face: longer steps between answers.
             check_prompt(std::make_unique<test::CountedBackend>(int64_t{1} << 34), shape, 700,
                          {{1024, 0}, {320, 3}, {512, 5}});
         }

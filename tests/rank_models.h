@@ -145,7 +145,7 @@ inline const RankModel& rank_model(bool dense = false) {
     return dense ? mlp : moe;
 }
 
-/// Ranks that look like devices: plans are captured and padded, and a rank's runs can be made to fail.
+/// Ranks that look like devices: plans are captured, and a rank's runs can be made to fail.
 struct DeviceRanks {
     explicit DeviceRanks(int ranks) {
         const std::shared_ptr<Communicator> communicator = make_host_communicator(ranks);

@@ -99,7 +99,7 @@ class Simulation {
         const int64_t end = slice.begin + slice.count;
         CHECK(slice.begin == s.state.length);
         CHECK(slice.count > 0);
-        CHECK(slice.logit_rows == 1);
+        CHECK(slice.logit_rows == (slice.last || step.kind == StepKind::answer ? 1 : 0));
         CHECK(slice.last == (slice.count == s.pending()));
         CHECK(s.in_prompt() == (step.kind == StepKind::prompt));
         if (step.kind == StepKind::prompt) {

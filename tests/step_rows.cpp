@@ -152,9 +152,11 @@ void check_rows(std::unique_ptr<Backend> backend, const char* shape) {
     const auto specs =
         model->state_specs({.kv = backend->activation_dtype(), .conv = backend->activation_dtype()});
     StatePool pool(*backend, specs, 2 * kMaxRows, 2 * kMaxRows);
-    for (const int64_t rows : {2, 8, 9, 16, 33, 64})
+    for (const int64_t rows : {2, 8, 9, 13, 16, 33, 64})
         check_step(*backend, *model, pool, Watch::every_tensor, rows, rows, 3);
-    for (const int64_t filled : {7, 16, 10, 63})
+    for (const int64_t rows : {7, 16, 10, 63})
+        check_step(*backend, *model, pool, Watch::logits, rows, rows, 40);
+    for (const int64_t filled : {10, 63})  // as steps that verify drafts are
         check_step(*backend, *model, pool, Watch::logits, padded_sequences(filled), filled, 40);
 }
 

@@ -14,7 +14,7 @@ void check_launch(cudaError_t code, const char* what);
 /// Throws: a kernel of `op` does not take `what` ("F16 caches"). Defined in cuda_backend.cpp.
 [[noreturn]] void unsupported(const char* op, const char* what);
 
-/// Memory of which a kernel reads each byte once, as dense weights of a step of 2 to 8 rows. In the L2 cache it makes room first,
+/// Memory of which a kernel reads each byte once, as dense weights of a step of few rows. In the L2 cache it makes room first,
 /// so that what the next kernels need stays there, their code above all: a layer's kernels have more of it than an SM's instruction
 /// cache holds, and from memory it comes at half of the speed. (One row's are small enough: no gain.) Of more than
 /// Context::window_bytes the beginning.

@@ -62,18 +62,18 @@ PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
 
 namespace {
 
-/// Rows that dense_rows.cuh takes. Compiled for two products' rows are BF16 ones that are normed and not paired; of a head's many tiles
-/// the sums of so many rows would meet at too many barriers.
-int most_few_rows(const Card& card, const AnswerShape& s) {
-    const bool two = s.kind == Kind::bf16 && s.normed && !s.paired && s.tiles <= 16 * card.sms;
-    return two && dense_is_deep(card) ? 2 * kPassRows : kPassRows;
-}
-
 bool takes_quarters(const Card& card, const AnswerShape& s) {
     const bool codes = s.kind == Kind::nvfp4;  // instructions, not bytes: best spread over all SMs
     if (s.tiles * ceil_div(s.rows, 16) > (codes ? 9 : 8) * card.sms) return false;
     using Blocks = Whole<Kind::bf16>;
     return codes || 3 * ceil_div(s.tiles, Blocks::kTiles) * ceil_div(s.rows, Blocks::kTokens) < 2 * card.sms;
+}
+
+/// Rows that dense_rows.cuh takes. Compiled for those of two products is BF16 of a norm that is not paired: faster than `lone`; of a
+/// head's many tiles the sums of so many rows would meet at too many barriers.
+int most_few_rows(const Card& card, const AnswerShape& s) {
+    const bool two = s.kind == Kind::bf16 && s.normed && !s.paired && dense_is_deep(card);
+    return two && s.tiles <= 16 * card.sms && !takes_quarters(card, s) ? 2 * kPassRows : kPassRows;
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 //     one, tall      dense_one.cuh; of a normed row that is not paired: columns a multiple of 1,024 (BF16) or 2,048; tall: more
 //                    tiles than a block finishes together, or gate and up
 //     few            dense_rows.cuh, where its rows fit into shared memory; rings as deep as the card's blocks allow. Also up to 16 rows of
-//                    BF16 of a norm, not paired, with up to 16 tiles an SM, on cards with 227 KB
+//                    BF16 that `lone` would take, with up to 16 tiles an SM, on cards with 227 KB
 //     step           step_product.cu, 16 or 32 rows a block: the rest, and where there are no products of warpgroups
 //     held           dense_held.cu: FP8 and NVFP4 of a norm and 32 chunks of columns, from a tile an SM on
 //     quarters       gemm_answer.cu: a cluster of four blocks, for up to eight tiles an SM and 16 rows (NVFP4: nine), unless blocks

@@ -228,8 +228,8 @@ void norm_linear_large(Device& device) {
             check_norm_linear(device, {kind, {2, 17}, 2048, {rows}, {Form::nvfp4}}, ++seed);
         for (const Form form : {Form::bf16, Form::f8_row, Form::f8_block, Form::nvfp4})
             check_norm_linear(device, {kind, counts, 1040, {small ? 80 : 600}, {form}}, ++seed);
-        check_norm_linear(device, {kind, {1, 2, 9, 33, 64}, 2048, {small ? 100 : 12350}, {Form::bf16}},
-                          ++seed);
+        check_norm_linear(
+            device, {kind, {1, 2, 9, 13, 16, 33, 64}, 2048, {small ? 100 : 12350}, {Form::bf16}}, ++seed);
         for (const Form form : {Form::bf16, Form::f8_tensor, Form::nvfp4})  // the width of the 27B
             check_norm_linear(device, {kind, {1, 8, 10, 16, 20, 64}, 5120, {40}, {form}}, ++seed);
         check_norm_linear(

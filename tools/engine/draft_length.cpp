@@ -94,7 +94,7 @@ bool StepCosts::old(const Cost& cost) const { return cost.step < steps_ - kOld; 
 int64_t next_size(int64_t tokens) { return tokens + std::max<int64_t>(1, tokens / 3); }
 
 std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, const StepCosts& costs,
-                                   const StepSize& plain, int64_t spare) {
+                                   const StepSize& plain, int64_t answers, int64_t spare) {
     std::vector<int64_t> lengths(candidates.size(), 0);
     if (spare <= 0 || !costs.knows(plain)) return lengths;
     struct Gain {
@@ -110,7 +110,7 @@ std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, c
     std::stable_sort(gains.begin(), gains.end(),
                      [](const Gain& a, const Gain& b) { return a.chance > b.chance; });
     gains.resize(std::min(gains.size(), static_cast<size_t>(std::max<int64_t>(spare, 0))));
-    double tokens = static_cast<double>(plain.sequences);
+    auto tokens = static_cast<double>(answers);
     double best = kWorthwhile * tokens / costs.seconds(plain);
     StepSize step = plain;
     const auto most = static_cast<int64_t>(gains.size());

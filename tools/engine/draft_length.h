@@ -39,7 +39,7 @@ class AcceptanceRecord {
 
 /// What the time of an answer step depends on.
 struct StepSize {
-    int64_t sequences, rows;
+    int64_t sequences, rows;  // sequences: their number, or what it is padded to
     /// Of the head, that the step's drafts are chosen from; of several drafts the most. Without drafts: frequent.
     DraftRows draft_rows = DraftRows::frequent;
     auto operator<=>(const StepSize&) const = default;
@@ -77,12 +77,12 @@ struct DraftCandidate {
     DraftRows draft_rows = DraftRows::frequent;
 };
 
-/// Tokens to draft for each candidate, 0 included: those with the best expected number of tokens a second in a step that is of size
-/// `plain` without these drafts, has the candidates among its sequences and room for `spare` more rows. All 0 as long as the cost of
+/// Tokens to draft for each candidate, 0 included: those with the best expected number of tokens a second in a step of `answers`
+/// sequences, the candidates among them, that is of size `plain` without these drafts and has room for `spare` more rows. All 0 as long as the cost of
 /// `plain` is unknown. Sizes whose cost is unknown are tried one after another, small ones first, as long as they may be better than
 /// the best known.
 std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, const StepCosts& costs,
-                                   const StepSize& plain, int64_t spare);
+                                   const StepSize& plain, int64_t answers, int64_t spare);
 
 /// The size of that step with drafts of these lengths.
 StepSize with_drafts(const StepSize& plain, std::span<const DraftCandidate> candidates,

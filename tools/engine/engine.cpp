@@ -66,8 +66,7 @@ Engine::State::State(Model& m, Backend& b, const EngineOptions& o)
       plans(m, b, pool, workspace, kPlans, later_scratch(memory), drafting.get()),
       scheduler(memory.steps) {
     if (o.speculation.on()) start_speculation();
-    if (b.captures())  // no answer waits for that later
-        for (int64_t n = 1; n <= std::min(o.sequences, memory.steps.answer_rows); ++n) decode_plan(n);
+    capture_answers();
     if (b.captures() && speculation) capture_rounds();
     measured = {.state = pool_bytes, .scratch = workspace_bytes, .other = gauge.taken()};
 }

@@ -87,6 +87,7 @@ void Engine::State::test_drafters(const std::function<Result(Request)>& answer) 
         drafters.pop_back();  // those with weights come last
         dflash = nullptr;
         pass = Pass::text;
+        capture_answers();
     }
     use_drafters();
 }

@@ -87,8 +87,8 @@ struct Engine::State {
     int64_t top_rows() const {
         return std::max(memory.steps.prompt_logits + memory.sequences, memory.steps.answer_rows);
     }
-    StepPlan& decode_plan(int64_t sequences) {
-        BatchShape shape = decode_shape(sequences, memory.pages(), model.info().vocab);
+    StepPlan& decode_plan(int64_t answers) {
+        BatchShape shape = decode_shape(answers, memory.pages(), model.info().vocab);
         shape.pass = pass;
         return plans.get(shape, PlanUse::repeatedly);
     }
@@ -99,6 +99,7 @@ struct Engine::State {
     std::vector<std::shared_ptr<Drafter>> make_drafters();
     std::shared_ptr<Drafter> make_mtp_drafter();
     std::shared_ptr<Drafter> make_dflash_drafter();
+    void capture_answers();
     void capture_rounds();
     StepPlan& plan_for(const Step& step);
 

@@ -142,6 +142,12 @@ bool Engine::State::ready_ahead(const Step& step) {
     return true;
 }
 
+/// Plans of answers, so that none waits for its own later.
+void Engine::State::capture_answers() {
+    if (!backend.captures()) return;
+    for (int64_t n = 1; n <= std::min(options.sequences, memory.steps.answer_rows); ++n) decode_plan(n);
+}
+
 /// The plans that verify drafts of one sequence, so that its first rounds do not wait for them. Those of several sequences
 /// are too many, and are captured when they are first needed.
 void Engine::State::capture_rounds() {
@@ -182,6 +188,10 @@ StepResults Engine::State::results_of(const LaunchedStep& done) {
         return {plan, top};
     }
     const auto logit_rows = static_cast<size_t>(plan.shape.logit_rows);
+    if (logit_rows == 0) {
+        backend.synchronize();
+        return {plan, top};
+    }
     download_top(plan, {plan.plan->input<float>(plan.batch.temperature), logit_rows}, top);
     return {plan, top};
 }

@@ -16,7 +16,9 @@
 namespace quern {
 namespace {
 
-constexpr int64_t kCaptureReserve = 64ll << 20;  // captured steps, and what a driver takes now and then
+/// Captured steps, and what a driver takes now and then: of up to 8 answers, and of each further number. One with 290 kernels takes
+/// 0.9 MB on an H200, and there are some that launch many more.
+constexpr int64_t kCaptureReserve = 64ll << 20, kFurtherReserve = 2ll << 20;
 constexpr int64_t kUploadReserve = 128ll << 20;  // buffers of the load
 constexpr int64_t kCpuStep = 512, kGpuStep = 8192;
 /// Prompt rows between two answer steps at most: the answers pause for as long as these take.
@@ -174,7 +176,7 @@ std::vector<BatchShape> alone_shapes(const MemoryPlan& plan, const EngineOptions
 }
 
 /// Steps that need at least as much memory as all others: of either kind, with every power of two of rows and with the
-/// most rows, for the fewest and the most sequences that may have so many; and the largest padded one.
+/// most rows, for the fewest and the most sequences that may have so many; and the largest that is padded, of those with drafts.
 std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, const EngineOptions& o, int64_t vocab) {
     const int64_t slice_rows = longest_slice(o);
     std::vector<BatchShape> shapes;
@@ -243,6 +245,12 @@ void count_kept(MemoryPlan& plan, int64_t budget) {
     const int64_t each = snapshots_bytes(plan.specs, 1);
     plan.kept_states = each > 0 ? room / each : 0;
     plan.kept = plan.kept_states * each;
+}
+
+int64_t capture_reserve(const MemoryPlan& plan, const EngineOptions& o) {
+    const int64_t numbers = std::min(plan.sequences, plan.steps.answer_rows);
+    return kCaptureReserve * (o.speculation.on() ? 2 : 1) +
+           kFurtherReserve * std::max<int64_t>(0, numbers - kMaxUnpadded);
 }
 
 double giga(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
@@ -358,8 +366,7 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     plan.slot_bytes = slot_bytes(plan.specs);
     plan.recurrent = slots_bytes(plan.specs, plan.sequences);
     if (plan.device.exact)
-        plan.reserve =
-            kCaptureReserve * (options.speculation.on() ? 2 : 1) + (weights_placed ? 0 : kUploadReserve);
+        plan.reserve = capture_reserve(plan, options) + (weights_placed ? 0 : kUploadReserve);
     count_scratch(plan, model, backend, options);
     const auto kv_bytes = [&] { return pages_bytes(plan.specs, plan.sequences * plan.pages()); };
     if (!plan.context_chosen) plan.kv = kv_bytes();

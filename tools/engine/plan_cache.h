@@ -12,7 +12,7 @@
 namespace quern {
 
 /// Rows of an answer step at most, where plans are captured. Each number of sequences with one row has a plan of its own: a row more
-/// takes 1 to 10 % of a step.
+/// takes 1 % of a step and more.
 inline constexpr int64_t kMaxAnswerRows = 64;
 /// The same of a model whose rows choose so many experts each: a step has at most 512 of these choices (ops/moe_gate_up.h).
 constexpr int64_t most_answer_rows(int64_t experts_used) {

@@ -45,9 +45,9 @@ int ResultRooms::keep(const StepPlan& plan, int64_t rows) {
     const auto room = std::find_if(rooms_.begin(), rooms_.end(), [](const Room& r) { return !r.taken; });
     CHECK(room != rooms_.end() && rows <= rows_, "[results] no room for {} rows", rows);
     const auto number = static_cast<size_t>(room - rooms_.begin());
-    last_.send(room->top.get(), plan.top->data, rows * kTopBytes);
+    if (rows > 0) last_.send(room->top.get(), plan.top->data, rows * kTopBytes);
     last_.set_mark(mark_of(number));
-    last_.copy(room->logits.get(), plan.logits->data, bytes(1, rows, columns_));  // seldom read
+    if (rows > 0) last_.copy(room->logits.get(), plan.logits->data, bytes(1, rows, columns_));  // seldom read
     room->taken = true;
     return static_cast<int>(number);
 }

@@ -83,8 +83,8 @@ Step Scheduler::prompt_step(std::vector<Sequence*> prompts, int64_t rows, int64_
     budget.grow(oldest, budget.left());
     std::erase_if(step.slices, [](const Slice& slice) { return slice.count == 0; });
     for (Slice& slice : step.slices) {
-        slice.logit_rows = slice.sequence->wants_prompt_logits() ? slice.count : 1;
         slice.last = slice.count == slice.sequence->pending();
+        slice.logit_rows = slice.sequence->wants_prompt_logits() ? slice.count : slice.last ? 1 : 0;
     }
     return step;
 }

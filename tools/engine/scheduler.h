@@ -26,8 +26,8 @@ struct Slice {
     Sequence* sequence;  // null: it has ended since the step was launched
     int64_t begin;
     int64_t count;
-    int64_t logit_rows;               // 1 to count: so many of the last rows get logits
-    bool last;                        // it has the sequence's newest token, whose logits choose the next one
+    int64_t logit_rows;  // so many of the last rows get logits: of a prompt's part that is not the last, none
+    bool last;           // it has the sequence's newest token, whose logits choose the next one
     std::vector<int32_t> draft = {};  // tokens after the sequence's own, to verify (drafter.h)
     bool late = false;                // these are on the device only, and -1 here, until the step has ended
 

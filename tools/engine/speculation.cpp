@@ -73,7 +73,7 @@ bool Speculation::Choice::any() const {
 
 /// Of these slices of the step. Those that are always full come first and share alike.
 Speculation::Choice Speculation::choice(const Step& step, std::span<const Slice* const> slices) const {
-    Choice c{.plain = {cost_size(step), rows_of(step)}};
+    Choice c{.plain = {cost_size(step), rows_of(step)}, .answers = std::ssize(step.slices)};
     const AcceptanceRecord::Chances expected = all_.chances();
     int64_t spare = limits_.answer_rows - c.plain.rows,
             full = std::count_if(slices.begin(), slices.end(), always_full);
@@ -90,7 +90,7 @@ Speculation::Choice Speculation::choice(const Step& step, std::span<const Slice*
                 {records_.at(slice->sequence->id).chances(expected), most(*slice), draft.rows});
         }
     }
-    c.lengths = draft_lengths(c.candidates, costs_, c.plain, spare);
+    c.lengths = draft_lengths(c.candidates, costs_, c.plain, c.answers, spare);
     auto next = c.lengths.begin();
     for (size_t i = 0; i < slices.size(); ++i)
         if (!always_full(slices[i])) c.drafts[i].most = *next++;
@@ -112,11 +112,10 @@ void Speculation::note(const Choice& c) {
     const StepSize chosen = with_drafts(c.plain, c.candidates, c.lengths);
     const double without = costs_.seconds(c.plain), with = costs_.seconds(chosen);
     ++report_.steps;
-    report_.last_sequences = c.plain.sequences;
+    report_.last_sequences = c.answers;
     report_.last_drafted = chosen.rows - c.plain.rows;
-    report_.plain_rate = std::isfinite(without) ? static_cast<double>(c.plain.sequences) / without : 0;
-    report_.last_rate =
-        std::isfinite(with) ? expected_tokens(c.candidates, c.lengths, c.plain.sequences) / with : 0;
+    report_.plain_rate = std::isfinite(without) ? static_cast<double>(c.answers) / without : 0;
+    report_.last_rate = std::isfinite(with) ? expected_tokens(c.candidates, c.lengths, c.answers) / with : 0;
 }
 
 /// Rows of the head that drafts of the sequence should be chosen from.
@@ -191,7 +190,7 @@ void Speculation::draft(Step& step, const Reserve& reserve, bool plain) {
         }
     if (slices.empty()) return;
     all_.fade();
-    if (plain) return note({.plain = {cost_size(step), rows_of(step)}});
+    if (plain) return note({.plain = {cost_size(step), rows_of(step)}, .answers = std::ssize(step.slices)});
     Choice chosen = choice(step, {slices.begin(), slices.end()});
     note(chosen);
     std::vector<Draft>& drafts = chosen.drafts;
@@ -281,7 +280,7 @@ int64_t Speculation::ahead(const Step& step) const {
     if (most <= 0 || r.drafts.full) return std::max<int64_t>(most, 0);
     const DraftCandidate candidate{records_.at(slice.sequence->id).chances(all_.chances()), most,
                                    rows_for(*slice.sequence)};
-    return draft_lengths({&candidate, 1}, costs_, {cost_size(step), 1}, limits_.answer_rows - 1).front();
+    return draft_lengths({&candidate, 1}, costs_, {cost_size(step), 1}, 1, limits_.answer_rows - 1).front();
 }
 
 void Speculation::settle_ahead(const Slice& slice, std::pair<int64_t, int32_t> chosen) {

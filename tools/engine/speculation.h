@@ -74,6 +74,7 @@ class Speculation {
         std::vector<DraftCandidate> candidates;  // those that are not always full
         std::vector<int64_t> lengths;            // of these
         StepSize plain;                          // the step without the candidates' drafts
+        int64_t answers = 0;                     // sequences of the step
 
         bool any() const;
     };

@@ -1,4 +1,4 @@
-// How launches of products with 1 to 8 rows divide a matrix, and the shared memory that they take (dense_one.cuh,
+// How launches of products with 1 to 8 rows, or 16, divide a matrix, and the shared memory that they take (dense_one.cuh,
 // dense_rows.cuh). Plain C++: kernels and the choice among them (cuda/variants.h) use the same numbers.
 #pragma once
 

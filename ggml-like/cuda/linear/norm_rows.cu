@@ -57,7 +57,8 @@ template <Kind K>
 void run(Context& c, const char* what, const Part& part, const Packed& w, const StepRows& x,
          const StepOutput& out) {
     if constexpr (K == Kind::bf16)
-        if (x.rows > kPassRows) return run<K, false, 2>(c, what, part, w, x, out);
+        if (x.rows > kPassRows && !out.paired) return run<K, false, 2>(c, what, part, w, x, out);
+    if (x.rows > kPassRows) unsupported(what, "so many rows");
     out.paired ? run<K, true>(c, what, part, w, x, out) : run<K, false>(c, what, part, w, x, out);
 }
 
