@@ -38,8 +38,8 @@ struct Batch {
     Tensor* journal = nullptr;       // I32 [S] 1: journal this step instead of updating the state
     Tensor* logit_rows = nullptr;    // I32 [R] rows whose logits are wanted; with R rows in all: 0..R-1
     Tensor* temperature = nullptr;   // F32 [R] for the sums of logits_top
-    Tensor* logits_from =
-        nullptr;  // of prompts: I32 [S] the first row of each sequence whose logits are wanted, as are those of all after it; none: start[s+1]
+    /// Of prompts: I32 [S] the first row of each sequence whose logits are wanted, as are those of all after it; start[s+1]: none.
+    Tensor* logits_from = nullptr;
     Tensor* follows =
         nullptr;  // I32 [S] 1: rows begin after what the last step chose (ops/follow_choice.h). Null: never
     Tensor* draft_source =

@@ -78,9 +78,9 @@ struct DraftCandidate {
 };
 
 /// Tokens to draft for each candidate, 0 included: those with the best expected number of tokens a second in a step of `answers`
-/// sequences, the candidates among them, that is of size `plain` without these drafts and has room for `spare` more rows. All 0 as long as the cost of
-/// `plain` is unknown. Sizes whose cost is unknown are tried one after another, small ones first, as long as they may be better than
-/// the best known.
+/// sequences, the candidates among them, that is of size `plain` without these drafts and has room for `spare` more rows. All 0 as
+/// long as the cost of `plain` is unknown. Sizes whose cost is unknown are tried one after another, small ones first, as long as they
+/// may be better than the best known.
 std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, const StepCosts& costs,
                                    const StepSize& plain, int64_t answers, int64_t spare);
 

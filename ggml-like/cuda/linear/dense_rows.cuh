@@ -1,6 +1,6 @@
-// y = h W^T for up to 8 rows, or 16 (two products a piece), W one part of a packed weight: the main loop that norm_linear, norm_gate_up and
-// linear_add share. They differ in how h comes into shared memory and in what happens to a sum,
-// or in paired order to the sums of gate and up.
+// y = h W^T for up to 8 rows, or 16 (two products a piece), W one part of a packed weight: the main loop that norm_linear,
+// norm_gate_up and linear_add share. They differ in how h comes into shared memory and in what happens to a sum, or in paired
+// order to the sums of gate and up.
 //
 //   block b owns tile groups b, b + grid, ...; a group is 16 / S tiles, S warps a tile (few_rows.cuh); warp
 //   `rank` of S takes pieces rank, rank + S, ... of its tile, one or two chunks each
@@ -121,7 +121,8 @@ struct DenseLaunch {
     int chunks, rows;
 };
 
-/// Everything from the first weight to the last sum. NT: products of 8 rows. prologue.early(h, stride) knows of no activations, prologue(h, stride)
+/// Everything from the first weight to the last sum. NT: products of 8 rows. prologue.early(h, stride) knows of no activations,
+/// prologue(h, stride)
 /// writes `rows` rows of activations after the wait for the predecessor, prologue.late() comes before the
 /// products and is done before the first finish.store, all by all threads. finish.early(loaded, row of the part,
 /// column n) fills what of a Finish::Loaded needs no activations, finish.load(...) the rest; both before the sums are made,

@@ -245,8 +245,8 @@ struct PlainRows {
     }
 };
 
-/// Rows whose norm is deferred, as they are, and their factors in shared memory; up to 16 rows. The last warps have the factors: with one
-/// row they load nothing else.
+/// Rows whose norm is deferred, as they are, and their factors in shared memory; up to 16 rows. The last warps have the factors:
+/// with one row they load nothing else.
 template <Kind K, int kTogether>
 struct ScaledRows {
     PlainRows<K, kTogether> rows;

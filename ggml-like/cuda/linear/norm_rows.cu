@@ -1,4 +1,5 @@
-// Products of up to 8 rows, in BF16 16, whose norm was deferred (norm_rows.h). dense_rows.cuh has the loop: who owns which tile, limits.
+// Products of up to 8 rows, in BF16 16, whose norm was deferred (norm_rows.h). dense_rows.cuh has the loop: who owns which tile,
+// limits.
 #include "ggml-like/cuda/linear/norm_rows.h"
 
 #include "ggml-like/cuda/launch.cuh"

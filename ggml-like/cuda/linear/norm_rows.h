@@ -1,4 +1,5 @@
-// Products of packed weights with 1 to 8 rows of an answer step, in BF16 and not paired 16, whose norm was deferred: norm_linear's and norm_gate_up's.
+// Products of packed weights with 1 to 8 rows of an answer step, in BF16 and not paired 16, whose norm was deferred: norm_linear's
+// and norm_gate_up's.
 #pragma once
 
 #include "ggml-like/cuda/linear/step_product.h"
