@@ -1,7 +1,6 @@
 // gated_attention against double precision: norm, rotation, pages, heads, the gate. A row's bits, whoever is
 // beside it.
 #include <algorithm>
-#include <numeric>
 
 #include "ggml-like/error.h"
 #include "ggml-like/ops/gated_attention.h"
@@ -84,16 +83,15 @@ std::vector<double> run_step(const Device& device, const Layout& l, const std::v
     const auto heads = [&](const char* name, int64_t begin, int64_t count, int64_t step) {
         return g.view(name, in, begin, {tokens, count, width}, {columns, step, 1});
     };
-    g.output(gated_attention(
-        g, "a",
-        {.q = heads("q", 0, s.heads, 2 * width),
-         .gate = heads("gate", width, s.heads, 2 * width),
-         .k = heads("k", s.k_begin(), s.kv_heads, width),
-         .v = heads("v", s.v_begin(), s.kv_heads, width),
-         .q_norm = g.external(m.q_norm.tensor()),
-         .k_norm = g.external(m.k_norm.tensor()),
-         .wanted = {b.logits_from, std::reduce(l.wanted.begin(), l.wanted.end(), int64_t{0})}},
-        g.external(m.k_cache.tensor()), g.external(m.v_cache.tensor()), b, s.params()));
+    g.output(gated_attention(g, "a",
+                             {.q = heads("q", 0, s.heads, 2 * width),
+                              .gate = heads("gate", width, s.heads, 2 * width),
+                              .k = heads("k", s.k_begin(), s.kv_heads, width),
+                              .v = heads("v", s.v_begin(), s.kv_heads, width),
+                              .q_norm = g.external(m.q_norm.tensor()),
+                              .k_norm = g.external(m.k_norm.tensor()),
+                              .wanted = {b.logits_from, l.wanted_rows()}},
+                             g.external(m.k_cache.tensor()), g.external(m.v_cache.tensor()), b, s.params()));
     return run_graph(device, std::move(g), [&](Plan& plan) {
         fill_batch(plan, b, l);
         set_input(plan, in, p);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <deque>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <vector>
@@ -134,6 +135,7 @@ struct Layout {
         for (int r : rows) n += r;
         return n;
     }
+    int64_t wanted_rows() const { return std::reduce(wanted.begin(), wanted.end(), int64_t{0}); }
 };
 
 inline Batch declare_batch(Graph& g, const Layout& l) {

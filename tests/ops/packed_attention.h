@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 #include <tuple>
 
 #include "ggml-like/kv_format.h"
@@ -144,16 +143,15 @@ inline std::vector<double> run_step(const Device& device, const Layout& l, const
     const auto heads = [&](const char* name, int64_t begin, int64_t count, int64_t step) {
         return g.view(name, in, begin, {tokens, count, width}, {columns, step, 1});
     };
-    g.output(gated_attention(
-        g, "a",
-        {.q = heads("q", 0, s.heads, 2 * width),
-         .gate = heads("gate", width, s.heads, 2 * width),
-         .k = heads("k", s.k_begin(), s.kv_heads, width),
-         .v = heads("v", s.v_begin(), s.kv_heads, width),
-         .q_norm = g.external(m.q_norm.tensor()),
-         .k_norm = g.external(m.k_norm.tensor()),
-         .wanted = {b.logits_from, std::reduce(l.wanted.begin(), l.wanted.end(), int64_t{0})}},
-        g.external(m.k.tensor()), g.external(m.v.tensor()), b, s.params()));
+    g.output(gated_attention(g, "a",
+                             {.q = heads("q", 0, s.heads, 2 * width),
+                              .gate = heads("gate", width, s.heads, 2 * width),
+                              .k = heads("k", s.k_begin(), s.kv_heads, width),
+                              .v = heads("v", s.v_begin(), s.kv_heads, width),
+                              .q_norm = g.external(m.q_norm.tensor()),
+                              .k_norm = g.external(m.k_norm.tensor()),
+                              .wanted = {b.logits_from, l.wanted_rows()}},
+                             g.external(m.k.tensor()), g.external(m.v.tensor()), b, s.params()));
     const auto y = run_graph(device, std::move(g), [&](Plan& plan) {
         fill_batch(plan, b, l);
         set_input(plan, in, p);
