@@ -153,6 +153,7 @@ BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeConfi
                              const Qwen36MoeWeights& weights, const Dflash* drafter, const BatchShape& shape,
                              const StateViews& state, DType activations);
 
+/// What it keeps of a sequence: qwen3_6_moe_state.cpp.
 std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& config, const Qwen36MoeConfig& whole,
                                          const StateOptions& options);
 
