@@ -30,22 +30,26 @@ struct ExpertGroups {
     int sums[kGroupThreads / 32];
 };
 
-/// All kGroupThreads threads; a barrier at the end. group_at(i): number i of groups; shared_rows: rows that go through
-/// the shared expert.
-template <typename GroupAt>
-__device__ __forceinline__ void list_groups(ExpertGroups& list, const GroupAt& group_at, int experts,
-                                            int pairs, int shared_rows) {
+/// All threads: the shared expert's groups. Returns how many there are.
+__device__ __forceinline__ int list_shared(ExpertGroups& list, int rows) {
+    const int tid = threadIdx.x, groups = (rows + kPassRows - 1) / kPassRows;
+    if (tid < groups)
+        list.group[tid] = {-1, static_cast<short>(min(kPassRows, rows - tid * kPassRows)), tid * kPassRows};
+    return groups;
+}
+
+/// All kGroupThreads threads; a barrier at the end. shared_rows: rows that go through the shared expert.
+__device__ __forceinline__ void list_groups(ExpertGroups& list, const int* groups, int experts, int pairs,
+                                            int shared_rows) {
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
-    if (tid < pairs) list.pair[tid] = static_cast<short>(group_at(experts + 1 + tid));
-    const int shared_groups = (shared_rows + kPassRows - 1) / kPassRows;
+    if (tid < pairs) list.pair[tid] = static_cast<short>(__ldcg(groups + experts + 1 + tid));
+    const int shared_groups = list_shared(list, shared_rows);
     int before = shared_groups;
-    if (tid < before)
-        list.group[tid] = {-1, static_cast<short>(min(kPassRows, shared_rows - tid * kPassRows)),
-                           tid * kPassRows};
 #pragma unroll 1
     for (int base = 0; base < experts && pairs > 0; base += kGroupThreads) {
         const int e = base + tid;
-        const int begin = e < experts ? group_at(e) : 0, end = e < experts ? group_at(e + 1) : 0;
+        const int begin = e < experts ? __ldcg(groups + e) : 0,
+                  end = e < experts ? __ldcg(groups + e + 1) : 0;
         const int own = (end - begin + kPassRows - 1) / kPassRows;
         int sum = own;
 #pragma unroll
@@ -69,13 +73,6 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const GroupAt& g
     }
     if (tid == 0) list.count = before, list.shared = shared_groups;
     __syncthreads();
-}
-
-/// The same for groups in memory.
-__device__ __forceinline__ void list_groups(ExpertGroups& list, const int* groups, int experts, int pairs,
-                                            int shared_rows) {
-    list_groups(
-        list, [&](int i) { return __ldcg(groups + i); }, experts, pairs, shared_rows);
 }
 
 }  // namespace quern::cuda::moe

@@ -1,4 +1,5 @@
-// The choice of experts of 2 to 8 rows by one block of gate and up, a warp a row, and the groups of rows that chose the same expert.
+// The choice of experts of a few rows by one block of gate and up, a warp a row, and the groups of rows that chose the same expert: of 2
+// to 8 rows (gate_up_fp4_few.cu); block_choice.cuh has those of more.
 //
 //   a row's 256 logits: eight groups of 32, each the logits of four lanes, grouped in three ways
 //     the largest key of each group | the smallest of eight, the largest of the three such | who reaches it: some 16 candidates |
@@ -97,11 +98,12 @@ __device__ __forceinline__ int rank_of_many(const RowCandidates& c, int n, int c
     return rank;
 }
 
-/// One warp: the `used` best experts of row `row`, as choose_in_order has them. At least eight experts reach the smallest of eight
-/// maxima, so only those that do are ranked. Of random logits more than kAtOnce do in 0.3 % of the rows; with one way of grouping in
-/// 8 %.
-__device__ __forceinline__ void choose_few(const RowLogits& logits, int row, int experts, int used,
-                                           RowCandidates& c, FewChoices& to) {
+/// One warp: the `used` best experts of a row, as choose_in_order has them: take(rank, expert, key) by a lane for each. At least eight
+/// experts reach the smallest of eight maxima, so only those that do are ranked. Of random logits more than kAtOnce do in 0.3 % of the
+/// rows; with one way of grouping in 8 %. c: its first kAtOnce keys are zeros.
+template <class Take>
+__device__ __forceinline__ void choose_few(const RowLogits& logits, int experts, int used, RowCandidates& c,
+                                           const Take& take_chosen) {
     const int lane = threadIdx.x % 32;
     float logit[kChoiceGroups];
 #pragma unroll
@@ -133,10 +135,7 @@ __device__ __forceinline__ void choose_few(const RowLogits& logits, int row, int
         count += __popc(all);
     }
     const auto take = [&](int n, int rank) {
-        if (n >= count || rank >= used) return;
-        const int id = c.id[n], at = row * used + rank;
-        to.ids[at] = id, to.keys[at] = c.key[n];
-        atomicOr(to.rows_of + id, 8u << 4 * row);
+        if (n < count && rank < used) take_chosen(rank, static_cast<int>(c.id[n]), c.key[n]);
     };
     __syncwarp();
     if (count <= RowCandidates::kAtOnce) {

@@ -16,6 +16,7 @@
 // with launch gaps: 64 rows, with choose_experts, 91 us, bytes 63 (H200, 2026-11).
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
+#include "ggml-like/cuda/moe/block_choice.cuh"
 #include "ggml-like/cuda/moe/choice_list.cuh"
 #include "ggml-like/cuda/moe/fp4_stream.cuh"
 #include "ggml-like/cuda/moe/gate_up_fp4.h"
@@ -76,73 +77,6 @@ struct GateUpWork {
     }
 };
 
-constexpr int kMaxChoicePairs = kMaxChoiceRows * kMaxChoiceUsed;
-
-/// ids of all rows, then kNoExpert up to a multiple of four; groups; what group_by_bits and tell_choices need.
-struct BlockChoice {
-    __align__(16) int ids[kMaxChoicePairs + 4];
-    int groups[kMaxChoiceExperts + 1 + kMaxChoicePairs];
-    unsigned chose[kMaxChoicePairs / 32 * kMaxChoiceExperts];
-    int offset[kMaxChoiceExperts], sums[kWarps];
-    ChoiceList told;
-};
-
-/// One warp: ids of a row, and the norm's factor. The first block also writes the results.
-__device__ __forceinline__ void choose_row(const GateUp& a, int row, int* ids, float* scale) {
-    const Choice& to = a.choice;
-    const int lane = threadIdx.x % 32;
-    const bool writes = blockIdx.x == 0;
-    const int64_t* sums = to.logits.sums + static_cast<int64_t>(row) * to.logits.pitch;
-    float logits[kMaxChoiceExperts / 32];
-    read_sums(sums, to.experts, logits);
-    const float squares = load_squares(to.scale, row);
-    const float gate_logit = writes ? read_sum(sums + to.experts) : 0.0f;  // loaded while experts are chosen
-    const InOrder own = choose_in_order(logits, to.experts, a.used);
-    if (lane < a.used) ids[lane] = own.id;
-    const float factor = norm_factor(to.scale, squares);
-    if (lane == 0) *scale = factor;
-    if (!writes) return;
-    const float weight = weight_of(own.key, a.used, factor), gate = gate_of(gate_logit * factor);
-    if (lane < a.used) to.ids[row * a.used + lane] = own.id, to.weights[row * a.used + lane] = weight;
-    if (lane == 0) to.shared_gate[row] = gate;
-    if (a.rows > 1) return;
-    if (lane < a.used) publish(to.ready + lane, {own.id, weight});  // down_fp4_one waits for it
-    if (lane == 0) publish(to.ready + a.used, {0, gate});
-}
-
-/// The whole block, before the wait: what choose_rows counts in is zeros.
-__device__ __forceinline__ void clear_choice(const GateUp& a, BlockChoice& choice) {
-    if (a.rows > kPassRows)
-        for (int i = threadIdx.x; i < (a.rows * a.used + 31) / 32 * a.choice.experts; i += kThreads)
-            choice.chose[i] = 0;
-    __syncthreads();
-}
-
-/// The whole block: what all rows choose, as the list of its groups, and the rows' factors into `scale`; a warp a row. The
-/// first block also writes the results of the choice.
-__device__ __forceinline__ void choose_rows(const GateUp& a, BlockChoice& choice, ExpertGroups& list,
-                                            int pairs, int shared_rows, float* scale) {
-    const int warp = threadIdx.x / 32, all = a.rows * a.used, experts = a.choice.experts;
-#pragma unroll 1
-    for (int row = warp; row < a.rows; row += kWarps)
-        choose_row(a, row, choice.ids + row * a.used, scale + row);
-    if (threadIdx.x < 4) choice.ids[all + threadIdx.x] = kNoExpert;
-    __syncthreads();
-    int* to = a.choice.groups;
-    const int own = static_cast<int>(threadIdx.x) < all ? choice.ids[threadIdx.x] : 0;
-    if (a.rows <= kPassRows)
-        group_few(choice.ids, all, experts, choice.groups);
-    else
-        group_by_bits(choice.chose, choice.offset, choice.sums, own, all, experts, choice.groups);
-    __syncthreads();
-    if (blockIdx.x == 0)
-        for (int i = threadIdx.x; i < experts + 1 + pairs; i += kThreads) to[i] = choice.groups[i];
-    list_groups(
-        list, [&](int i) { return choice.groups[i]; }, a.experts.count, pairs, shared_rows);
-}
-static_assert(kMaxChoiceExperts < kThreads && kMaxChoicePairs <= kThreads,
-              "a thread an expert, a thread a pair");
-
 /// The whole first block: what was chosen is complete, in memory.
 __device__ __forceinline__ void tell_down(const GateUp& a, BlockChoice& choice) {
     if (a.rows == 1) return;  // choose_row told
@@ -161,14 +95,15 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_stream(GateUp a, Stre
     __shared__ StreamShared k;
     __shared__ float scale[kMaxChoiceRows];
     BlockChoice& choice = *reinterpret_cast<BlockChoice*>(shared);  // the stream uses its memory later
-    if constexpr (kMode == Mode::chooses) clear_choice(a, choice);
+    if constexpr (kMode == Mode::chooses) clear_choice(choice);
     wait_for_predecessor();
     allow_successor();  // only now: before its own wait the successor reads what this kernel's predecessor wrote
     const int pairs = a.experts.tiles > 0 ? a.rows * a.used : 0,
               shared_rows = a.shared.tiles > 0 ? a.rows : 0;
     if constexpr (kMode == Mode::chooses) {
-        choose_rows(a, choice, k.list, pairs, shared_rows, scale);
-        if (blockIdx.x == 0) tell_down(a, choice);
+        choose_rows(a.choice, choice, scale);
+        list_choice(a.choice, choice, k.list, pairs > 0, shared_rows);
+        if (blockIdx.x == 0) __syncthreads(), tell_down(a, choice);
         fence_async_proxy();  // pieces come to where the choice lay
         __syncthreads();
     } else {

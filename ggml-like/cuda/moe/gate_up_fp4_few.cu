@@ -217,7 +217,11 @@ __device__ __forceinline__ void choose_and_load(const GateUp& a, Memory& m, RowC
         RowLogits own;
         own.load(logits, to.experts);
         if (blockIdx.x == 0) gate_logit = sum_of(__ldcg(logits - threadIdx.x % 32 + to.experts));
-        choose_few(own, warp, to.experts, a.used, candidates[warp], m.chosen);
+        choose_few(own, to.experts, a.used, candidates[warp], [&](int rank, int id, uint32_t key) {
+            const int at = warp * a.used + rank;
+            m.chosen.ids[at] = id, m.chosen.keys[at] = key;
+            atomicOr(m.chosen.rows_of + id, 8u << 4 * warp);
+        });
         __syncwarp();  // one lane's arrival stands for all
         choices_complete(a.rows);
     }
