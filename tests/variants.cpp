@@ -173,25 +173,28 @@ TEST_SUITE("cpu") {
             }
             return all;
         };
-        CHECK(names(choose_gate_up, kH200, m) == "one few few choosing choosing stream stream slices");
+        CHECK(names(choose_gate_up, kH200, m) == "one few few choosing choosing choosing choosing slices");
         CHECK(names(choose_gate_up, kA100, m) ==
-              "one choosing choosing choosing choosing stream stream slices");
+              "one choosing choosing choosing choosing choosing choosing slices");
         for (const Card& card : {kH200, kA100})
             CHECK(names(choose_down, card, down) == "one few few stream stream stream stream slices");
         CHECK(names(choose_gate_up, kRtx5090, m) ==
-              "choosing few choosing choosing choosing stream stream slices");
+              "choosing few choosing choosing choosing choosing choosing slices");
         CHECK(names(choose_down, kRtx5090, down) == "one few stream stream stream stream stream slices");
         const auto changed = [](MixtureShape shape, auto change) { return change(shape), shape; };
         const MixtureShape many = changed(m, [](MixtureShape&s) { s.experts = 512; }),
+                           more = changed(m, [](MixtureShape&s) { s.used = 10; }),
                            wide = changed(m, [](MixtureShape&s) { s.shared_kind = Kind::bf16; }),
                            used = changed(down, [](MixtureShape&s) { s.used = 40; }),
                            wider = changed(m, [](MixtureShape&s) { s.chunks = s.shared_chunks = 48; }),
                            odd = changed(down, [](MixtureShape&s) { s.chunks = s.shared_chunks = 18; });
         CHECK(names(choose_gate_up, kH200, wider) ==
-              "choosing choosing choosing choosing choosing stream stream slices");
+              "choosing choosing choosing choosing choosing choosing choosing slices");
         CHECK(names(choose_down, kH200, odd) == "stream stream stream stream stream stream stream slices");
         CHECK(names(choose_gate_up, kH200, many) ==
               "stream stream stream stream stream stream stream slices");
+        CHECK(names(choose_gate_up, kH200, more) ==
+              "stream stream stream stream stream stream slices slices");
         CHECK(names(choose_gate_up, kH200, wide) ==
               "slices slices slices slices slices slices slices slices");
         CHECK(names(choose_down, kH200, used) == "stream stream stream stream slices slices slices slices");

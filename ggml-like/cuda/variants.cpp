@@ -144,9 +144,7 @@ bool down_streams(const Card& card, const MixtureShape& m) {
 
 MixtureProduct choose_gate_up(const Card& card, const MixtureShape& m) {
     if (m.shared_kind != Kind::nvfp4 || !gate_up_streams(card, m)) return MixtureProduct::slices;
-    const bool chooses =
-        m.rows <= moe::kMaxChoiceRows && m.experts <= moe::kMaxChoiceExperts && m.used <= moe::kMaxChoiceUsed;
-    if (!chooses) return MixtureProduct::stream;
+    if (m.experts > moe::kMaxChoiceExperts || m.used > moe::kMaxChoiceUsed) return MixtureProduct::stream;
     if (m.tiles == 0 || m.shared_tiles == 0) return MixtureProduct::choosing;
     if (m.rows == 1 && moe::GateUpOneLaunch(card, m.used, m.tiles, m.shared_tiles, m.chunks).fits(card))
         return MixtureProduct::one;

@@ -20,10 +20,10 @@
 //
 // Answers, mixtures (the same bits again):
 //
-//   rows             1      2 to 8   9 to 32   33 to 64
-//   NVFP4, gate, up  one    few      choosing  stream   all but stream choose experts themselves: up to 256, 8 used; choosing is a
-//                                                      stream, too
-//   NVFP4, down      one    few      stream    stream
+//   rows             1      2 to 8   9 to 64
+//   NVFP4, gate, up  one    few      choosing, a stream; all three choose experts themselves. More than 256 experts, or 8 used:
+//                                    choose_experts, then stream
+//   NVFP4, down      one    few      stream
 //   FP8, warpgroups  as in prompts (as_prompt), whatever the format of down: experts tour
 //   other formats    choose_experts, then 16 rows at a time (slices)
 //

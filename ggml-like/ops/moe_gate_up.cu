@@ -1,5 +1,5 @@
 // moe_gate_up on the GPU: the choice of experts, then their products and the shared expert's.
-//   answers, NVFP4: cuda/moe/gate_up_fp4.cu, which up to 32 rows also chooses experts
+//   answers, NVFP4: cuda/moe/gate_up_fp4.cu, which also chooses experts: of up to 256, 8 used
 //   answers, other formats, up to 16 rows at a time: a tile of 16 packed rows holds 8 rows of gate and the same 8 of up;
 //     tiles of all needed experts and of the shared one form one list. One row of x: 16 warps share a tile and meet in
 //     shared memory. More rows, so more experts: a warp has a tile of its own and nobody waits. Both add partial sums in

@@ -137,6 +137,8 @@ void moe_forms(Device& device) {
     }
     // more experts than a block of a GPU has rows of
     check_moe(device, {64, 16, 16, 500, 8, Form::nvfp4, Form::nvfp4}, ++seed, 64);
+    for (const int64_t experts : {180, 256})  // as every block of gate and up chooses from
+        check_moe(device, {64, 16, 16, experts, 8, Form::nvfp4, Form::nvfp4}, ++seed, 64);
     // as many as Qwen3.5-397B has, and a model that was pruned to 180
     check_moe(device, {64, 16, 16, 512, 10, Form::nvfp4, Form::bf16}, ++seed, 33);
     check_moe(device, {64, 16, 16, 180, 8, Form::bf16, Form::bf16}, ++seed, 33);

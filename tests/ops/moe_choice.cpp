@@ -1,4 +1,5 @@
 // moe_gate_up: the choice of experts, their weights and the groups made of them.
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -17,11 +18,12 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 /// Small experts under logits that the test gives.
 class ChoiceTest {
   public:
-    ChoiceTest(const Device& device, StepKind kind, int64_t experts, int64_t used)
+    ChoiceTest(const Device& device, StepKind kind, int64_t experts, int64_t used, Form form = Form::bf16,
+               int64_t width = 32)
         : device_(device),
           kind_(kind),
-          layer_(device, {32, 16, 16, experts, used, Form::bf16, Form::bf16}, 3),
-          x_(5, 32, 2100) {}
+          layer_(device, {width, 16, 16, experts, used, form, form}, 3),
+          x_(5, width, 2100) {}
 
     /// logits [n, E + 1]; rows of x by number.
     Chosen run(const std::vector<int64_t>& rows, const std::vector<float>& logits) const {
@@ -65,7 +67,7 @@ class ChoiceTest {
 
   private:
     NormedInput input(const std::vector<int64_t>& rows) const {
-        return {device_, kind_, x_.pick(rows), std::vector<float>(32, 0.5f)};
+        return {device_, kind_, x_.pick(rows), std::vector<float>(static_cast<size_t>(layer_.s.model), 0.5f)};
     }
 
     const Device& device_;
@@ -121,6 +123,30 @@ void choice_ties(Device& device) {
             }
         }
     }
+}
+
+/// Kernels of NVFP4 experts that choose for themselves rank those that may be among the best, of which ties make many. `width`: those
+/// of up to 8 rows want more than 1,024.
+void check_many_ties(const Device& device, int64_t width, const std::vector<int64_t>& counts) {
+    for (const StepKind kind : kKinds) {
+        const ChoiceTest test(device, kind, 256, 8, Form::nvfp4, width);
+        for (const int64_t n : counts) {
+            for (const float step : {1.0f, 2.0f}) {
+                auto logits = make_logits(16, n, 256);
+                for (float& logit : logits) logit = step * std::round(logit / step);
+                test.check(n, logits);
+            }
+            const Chosen out =
+                test.run(step_rows(n), std::vector<float>(static_cast<size_t>(n) * 257, -1.5f));
+            for (size_t i = 0; i < out.ids.size(); ++i) CHECK(out.ids[i] == static_cast<double>(i % 8));
+            check_groups(device, out, 256);
+        }
+    }
+}
+
+void choice_many_ties(Device& device) {
+    check_many_ties(device, 32, {1, 2, 8, 9, 16, 17, 33, 64});
+    if (!device.exact()) check_many_ties(device, 1280, {1, 2, 5, 8});
 }
 
 /// Where logits are floats: whole numbers of 2^-32 have no NaN.
@@ -206,6 +232,7 @@ StepOutputs run_vector(const Device& device, StepKind kind, const std::vector<fl
 
 DEVICE_TEST_CASE("moe_gate_up: choice, weights and groups", choice_shapes)
 DEVICE_TEST_CASE("moe_gate_up: ties go to the lower id", choice_ties)
+DEVICE_TEST_CASE("moe_gate_up: ties among many NVFP4 experts", choice_many_ties)
 DEVICE_TEST_CASE("moe_gate_up: NaN is never chosen where there are enough numbers", choice_nan)
 DEVICE_TEST_CASE("moe_gate_up: too few numbers: the lowest other ids, weights NaN, in that row only",
                  choice_too_few)

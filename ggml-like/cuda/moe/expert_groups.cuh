@@ -1,5 +1,6 @@
 // The work of a step of up to 64 rows as groups: up to kPassRows (8) rows of one expert, which meet its weights
-// together. Every block makes the list for itself from groups (ops/moe_gate_up.h).
+// together. Every block makes the list for itself, from groups (ops/moe_gate_up.h) or from its own choice
+// (block_choice.cuh).
 //
 //     list   | shared: rows 0..7 | shared: rows 8..15 | ... | expert 3: 8 pairs | expert 3: 2 pairs | expert 7 ...
 #pragma once
@@ -31,7 +32,7 @@ struct ExpertGroups {
 };
 
 /// All threads: the shared expert's groups. Returns how many there are.
-__device__ __forceinline__ int list_shared(ExpertGroups& list, int rows) {
+__device__ __forceinline__ int list_shared_groups(ExpertGroups& list, int rows) {
     const int tid = threadIdx.x, groups = (rows + kPassRows - 1) / kPassRows;
     if (tid < groups)
         list.group[tid] = {-1, static_cast<short>(min(kPassRows, rows - tid * kPassRows)), tid * kPassRows};
@@ -43,7 +44,7 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
                                             int shared_rows) {
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     if (tid < pairs) list.pair[tid] = static_cast<short>(__ldcg(groups + experts + 1 + tid));
-    const int shared_groups = list_shared(list, shared_rows);
+    const int shared_groups = list_shared_groups(list, shared_rows);
     int before = shared_groups;
 #pragma unroll 1
     for (int base = 0; base < experts && pairs > 0; base += kGroupThreads) {

@@ -98,12 +98,12 @@ __device__ __forceinline__ int rank_of_many(const RowCandidates& c, int n, int c
     return rank;
 }
 
-/// One warp: the `used` best experts of a row, as choose_in_order has them: take(rank, expert, key) by a lane for each. At least eight
+/// One warp: the `used` best experts of a row, as choose_in_order has them: chosen(rank, expert, key) by a lane for each. At least eight
 /// experts reach the smallest of eight maxima, so only those that do are ranked. Of random logits more than kAtOnce do in 0.3 % of the
 /// rows; with one way of grouping in 8 %. c: its first kAtOnce keys are zeros.
-template <class Take>
+template <class Chosen>
 __device__ __forceinline__ void choose_few(const RowLogits& logits, int experts, int used, RowCandidates& c,
-                                           const Take& take_chosen) {
+                                           const Chosen& chosen) {
     const int lane = threadIdx.x % 32;
     float logit[kChoiceGroups];
 #pragma unroll
@@ -135,7 +135,7 @@ __device__ __forceinline__ void choose_few(const RowLogits& logits, int experts,
         count += __popc(all);
     }
     const auto take = [&](int n, int rank) {
-        if (n < count && rank < used) take_chosen(rank, static_cast<int>(c.id[n]), c.key[n]);
+        if (n < count && rank < used) chosen(rank, static_cast<int>(c.id[n]), c.key[n]);
     };
     __syncwarp();
     if (count <= RowCandidates::kAtOnce) {

@@ -3,17 +3,17 @@
 //   rows of the step        kernel
 //   1, answer               gate_up_fp4_one.cu
 //   2 to 8, answers         gate_up_fp4_few.cu
-//   9 to 32, answers        gate_up_fp4_stream<chooses>   every block chooses experts and makes groups, then the stream; fewer where
-//                                                         those do not fit
-//   others, answers         gate_up_fp4_stream<chosen>    choose_experts.cu has chosen; the stream
+//   9 to 64, answers        gate_up_fp4_stream<chooses>   every block chooses experts and makes groups (block_choice.cuh), then the
+//                                                         stream; fewer where those do not fit
+//   > 256 experts, 8 used   gate_up_fp4_stream<chosen>    choose_experts.cu has chosen; the stream
 //   up to 64, prompts       gate_up_fp4_stream<prompt>    the same, with sums as gemm.h makes them
 //
 // A tile of 16 packed rows has 8 rows of gate and the same 8 of up, so the lane with a row's gate also has its up.
 // Tiles and shared memory: fp4_stream.cuh; rows of x are requested before weights, as both can only be after the wait.
 // The choice takes the same shared memory before.
 //
-// Traffic: the weights of each needed expert once (again, from L2, for an expert's groups after its first). Measured
-// with launch gaps: 64 rows, with choose_experts, 91 us, bytes 63 (H200, 2026-11).
+// Traffic: the weights of each needed expert once (again, from L2, for an expert's groups after its first). 64 rows take 83 us in a
+// step, bytes 63 (H200, 2026-12).
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/moe/block_choice.cuh"
@@ -22,7 +22,6 @@
 #include "ggml-like/cuda/moe/gate_up_fp4.h"
 #include "ggml-like/cuda/moe/moe.h"
 #include "ggml-like/cuda/moe/route.cuh"
-#include "ggml-like/cuda/moe/route_work.cuh"
 namespace quern::cuda::moe {
 
 using namespace ptx;
@@ -93,9 +92,9 @@ template <int kEach, Mode kMode>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_stream(GateUp a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
-    __shared__ float scale[kMaxChoiceRows];
+    __shared__ float scale[kMaxFp4Rows];
     BlockChoice& choice = *reinterpret_cast<BlockChoice*>(shared);  // the stream uses its memory later
-    if constexpr (kMode == Mode::chooses) clear_choice(choice);
+    if constexpr (kMode == Mode::chooses) begin_choice(choice);
     wait_for_predecessor();
     allow_successor();  // only now: before its own wait the successor reads what this kernel's predecessor wrote
     const int pairs = a.experts.tiles > 0 ? a.rows * a.used : 0,

@@ -18,9 +18,9 @@ inline constexpr int kFewStepRows = 8;
 inline constexpr int kStatic = 8 * 1024;
 /// Rows of a launch of the stream (fp4_stream.cuh), and pairs of a row and an expert.
 inline constexpr int kMaxFp4Rows = 64, kGroupPairs = 512;
-/// Rows, experts, and used ones, up to which every block of gate and up chooses experts for itself, which is sooner than
-/// waiting for another kernel's choice (64 rows are 2.4 % slower so).
-inline constexpr int kMaxChoiceRows = 32, kMaxChoiceExperts = 256, kMaxChoiceUsed = 8;
+/// Experts, and used ones, up to which every block of gate and up chooses experts of these rows for itself, which is sooner than waiting
+/// for another kernel's choice.
+inline constexpr int kMaxChoiceExperts = 256, kMaxChoiceUsed = 8;
 inline constexpr int kMaxTerms = 33;  // of a row of moe_down
 
 inline constexpr int kMaxPieces = 8;    // of one ring

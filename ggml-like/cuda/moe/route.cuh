@@ -1,5 +1,5 @@
-// The choice of experts from logits, and the groups of pairs by expert. Used by every block of gate and up for up to
-// kMaxChoiceRows rows, and by kernels of their own for more (choose_experts.cu).
+// The choice of experts from logits, and the groups of pairs by expert: of many rows (choose_experts.cu), of one row by several warps
+// (gate_up_fp4_one.cu), and what these share with few_choice.cuh and block_choice.cuh.
 //
 // Whoever chooses takes the same experts in the same order: the largest logits, falling, ties to the lower id.
 #pragma once
