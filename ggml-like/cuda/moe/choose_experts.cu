@@ -21,6 +21,91 @@ using namespace linear;
 
 namespace {
 
+/// What a lane got of a row's choice: in lane j number j.
+struct InOrder {
+    uint32_t key = 0;
+    int id = 0;
+};
+
+/// One warp: the `used` best experts. logits: of the lane's experts, lane + 32 i. No branches, since warps that part and meet
+/// again in each round take longer than what they leave out.
+template <int kEach>
+__device__ __forceinline__ InOrder choose_in_order(const float (&logits)[kEach], int experts, int used) {
+    static_assert((kEach & (kEach - 1)) == 0, "maxima are found in halves");
+    const int lane = threadIdx.x % 32;
+    uint32_t key[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) key[i] = lane + 32 * i < experts ? ordered_bits(logits[i]) : 0;
+    InOrder mine;
+#pragma unroll 1
+    for (int j = 0; j < used; ++j) {
+        uint32_t most[kEach];
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) most[i] = key[i];
+#pragma unroll
+        for (int n = kEach / 2; n > 0; n /= 2)
+#pragma unroll
+            for (int i = 0; i < n; ++i) most[i] = max(most[i], most[i + n]);
+        const uint32_t best = __reduce_max_sync(0xffffffffu, most[0]);
+        unsigned own = 0xffffu;
+#pragma unroll
+        for (int i = kEach - 1; i >= 0; --i) own = key[i] == best ? lane + 32 * i : own;
+        const int id = static_cast<int>(__reduce_min_sync(0xffffffffu, own));
+        if (j == lane) mine = {best, min(id, experts - 1)};
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) key[i] = id == lane + 32 * i ? 0 : key[i];
+    }
+    return mine;
+}
+
+/// As group_few for more pairs, by at least as many threads as pairs and as experts. A pair's place is a count of bits: of
+/// each 32 pairs and expert those that chose it. `id`: of the thread's pair. chose: [pairs / 32 rounded up][experts],
+/// zeros; offset: [experts]; sums: [warps]. Returns the place of the thread's pair.
+__device__ __forceinline__ int group_by_bits(unsigned* chose, int* offset, int* sums, int id, int pairs,
+                                             int experts, int* groups) {
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, words = (pairs + 31) / 32;
+    if (tid < pairs) atomicOr(chose + warp * experts + id, 1u << lane);
+    __syncthreads();
+    int own = 0;
+    if (tid < experts)
+        for (int word = 0; word < words; ++word) own += __popc(chose[word * experts + tid]);
+    int sum = own;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, sum, d);
+        if (lane >= d) sum += other;
+    }
+    if (lane == 31) sums[warp] = sum;
+    __syncthreads();
+    const int before =
+        static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? sums[lane] : 0)) + sum - own;
+    if (tid < experts) groups[tid] = offset[tid] = before;
+    if (tid == 0) groups[experts] = pairs;
+    __syncthreads();
+    if (tid >= pairs) return 0;
+    int place = offset[id] + __popc(chose[warp * experts + id] & ((1u << lane) - 1));
+    for (int word = 0; word < warp; ++word) place += __popc(chose[word * experts + id]);
+    groups[experts + 1 + place] = tid;
+    return place;
+}
+
+/// One warp: of a row's sums those of experts lane + 32 i, 0 of those that do not exist. All loads are under way before the first is used.
+template <int kEach>
+__device__ __forceinline__ void read_sums(const int64_t* sums, int experts, float (&logits)[kEach]) {
+    const auto* from = reinterpret_cast<const long long*>(sums) + threadIdx.x % 32;
+    long long fixed[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+        fixed[i] = static_cast<int>(threadIdx.x) % 32 + 32 * i < experts ? __ldcg(from + 32 * i) : 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        logits[i] = sum_of(fixed[i]);
+        asm volatile(
+            ""
+            : "+f"(logits[i]));  // else a branch leaves out what no expert needs, eight times in a row
+    }
+}
+
 /// One warp: a row's logits of experts lane + 32 i, 0 of those that do not exist. All loads are under way before the first is used.
 template <int kEach>
 __device__ __forceinline__ void load_logits(const Logits& l, int64_t row, int experts,

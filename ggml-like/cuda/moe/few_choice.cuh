@@ -98,7 +98,7 @@ __device__ __forceinline__ int rank_of_many(const RowCandidates& c, int n, int c
     return rank;
 }
 
-/// One warp: the `used` best experts of a row, as choose_in_order has them: chosen(rank, expert, key) by a lane for each. At least eight
+/// One warp: the `used` best experts of a row, in order: chosen(rank, expert, key) by a lane for each. At least eight
 /// experts reach the smallest of eight maxima, so only those that do are ranked. Of random logits more than kAtOnce do in 0.3 % of the
 /// rows; with one way of grouping in 8 %. c: its first kAtOnce keys are zeros.
 template <class Chosen>

@@ -12,8 +12,8 @@
 // Tiles and shared memory: fp4_stream.cuh; rows of x are requested before weights, as both can only be after the wait.
 // The choice takes the same shared memory before.
 //
-// Traffic: the weights of each needed expert once (again, from L2, for an expert's groups after its first). 64 rows take 83 us in a
-// step, bytes 63 (H200, 2026-12).
+// Traffic: the weights of each needed expert once (again, from L2, for an expert's groups after its first).
+// Times of a step's kernels: PERFORMANCE.md.
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/moe/block_choice.cuh"

@@ -1,5 +1,5 @@
-// The choice of experts from logits, and the groups of pairs by expert: of many rows (choose_experts.cu), of one row by several warps
-// (gate_up_fp4_one.cu), and what these share with few_choice.cuh and block_choice.cuh.
+// What kernels that choose experts from logits share (choose_experts.cu, gate_up_fp4_one.cu, few_choice.cuh, block_choice.cuh): weights,
+// groups of few pairs, the choice of one row by several warps.
 //
 // Whoever chooses takes the same experts in the same order: the largest logits, falling, ties to the lower id.
 #pragma once
@@ -15,43 +15,6 @@ namespace quern::cuda::moe {
 using namespace ptx;
 
 inline constexpr int kMaxExperts = 512;
-
-/// What a lane got of a row's choice: in lane j number j.
-struct InOrder {
-    uint32_t key = 0;
-    int id = 0;
-};
-
-/// One warp: the `used` best experts. logits: of the lane's experts, lane + 32 i. No branches, since warps that part and meet
-/// again in each round take longer than what they leave out.
-template <int kEach>
-__device__ __forceinline__ InOrder choose_in_order(const float (&logits)[kEach], int experts, int used) {
-    static_assert((kEach & (kEach - 1)) == 0, "maxima are found in halves");
-    const int lane = threadIdx.x % 32;
-    uint32_t key[kEach];
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) key[i] = lane + 32 * i < experts ? ordered_bits(logits[i]) : 0;
-    InOrder mine;
-#pragma unroll 1
-    for (int j = 0; j < used; ++j) {
-        uint32_t most[kEach];
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) most[i] = key[i];
-#pragma unroll
-        for (int n = kEach / 2; n > 0; n /= 2)
-#pragma unroll
-            for (int i = 0; i < n; ++i) most[i] = max(most[i], most[i + n]);
-        const uint32_t best = __reduce_max_sync(0xffffffffu, most[0]);
-        unsigned own = 0xffffu;
-#pragma unroll
-        for (int i = kEach - 1; i >= 0; --i) own = key[i] == best ? lane + 32 * i : own;
-        const int id = static_cast<int>(__reduce_min_sync(0xffffffffu, own));
-        if (j == lane) mine = {best, min(id, experts - 1)};
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) key[i] = id == lane + 32 * i ? 0 : key[i];
-    }
-    return mine;
-}
 
 /// Lane j's weight from its choice's key: softmax over the `used` chosen. factor: of the norm, for all logits.
 __device__ __forceinline__ float weight_of(uint32_t mine, int used, float factor) {
@@ -84,37 +47,6 @@ __device__ __forceinline__ void group_few(const int* ids, int pairs, int experts
     if (tid < pairs) groups[experts + 1 + place] = tid;
 }
 
-/// As group_few for more pairs, by at least as many threads as pairs and as experts. A pair's place is a count of bits: of
-/// each 32 pairs and expert those that chose it. `id`: of the thread's pair. chose: [pairs / 32 rounded up][experts],
-/// zeros; offset: [experts]; sums: [warps]. Returns the place of the thread's pair.
-__device__ __forceinline__ int group_by_bits(unsigned* chose, int* offset, int* sums, int id, int pairs,
-                                             int experts, int* groups) {
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, words = (pairs + 31) / 32;
-    if (tid < pairs) atomicOr(chose + warp * experts + id, 1u << lane);
-    __syncthreads();
-    int own = 0;
-    if (tid < experts)
-        for (int word = 0; word < words; ++word) own += __popc(chose[word * experts + tid]);
-    int sum = own;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-        const int other = __shfl_up_sync(0xffffffffu, sum, d);
-        if (lane >= d) sum += other;
-    }
-    if (lane == 31) sums[warp] = sum;
-    __syncthreads();
-    const int before =
-        static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? sums[lane] : 0)) + sum - own;
-    if (tid < experts) groups[tid] = offset[tid] = before;
-    if (tid == 0) groups[experts] = pairs;
-    __syncthreads();
-    if (tid >= pairs) return 0;
-    int place = offset[id] + __popc(chose[warp * experts + id] & ((1u << lane) - 1));
-    for (int word = 0; word < warp; ++word) place += __popc(chose[word * experts + id]);
-    groups[experts + 1 + place] = tid;
-    return place;
-}
-
 // One row, by several warps.
 
 inline constexpr int kRankers = 8;  // warps, an expert a thread
@@ -142,7 +74,7 @@ __device__ __forceinline__ int add_shared(int* to, int lane, int by) {
     return before;
 }
 
-/// By kRankers warps; thread i of them has expert i's logit, if there is one. As choose_in_order, into choice.ids and
+/// By kRankers warps; thread i of them has expert i's logit, if there is one. The best in order, into choice.ids and
 /// bits, without a barrier at the end. used <= kRankers: at least kRankers experts reach the smallest of the warps'
 /// maxima, so only those that do are ranked. Before, choice.count and choice.candidate are zeros (clear_ranked).
 __device__ __forceinline__ void choose_by_rank(float logit, int experts, int used, int i,

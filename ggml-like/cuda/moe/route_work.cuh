@@ -40,23 +40,6 @@ __device__ __forceinline__ float sum_of(long long fixed) { return __ll2float_rn(
 __device__ __forceinline__ float read_sum(const int64_t* sum) {
     return sum_of(__ldcg(reinterpret_cast<const long long*>(sum)));
 }
-/// One warp: of a row's sums those of experts lane + 32 i, 0 of those that do not exist. All loads are under way before the first is used.
-template <int kEach>
-__device__ __forceinline__ void read_sums(const int64_t* sums, int experts, float (&logits)[kEach]) {
-    const auto* from = reinterpret_cast<const long long*>(sums) + threadIdx.x % 32;
-    long long fixed[kEach];
-#pragma unroll
-    for (int i = 0; i < kEach; ++i)
-        fixed[i] = static_cast<int>(threadIdx.x) % 32 + 32 * i < experts ? __ldcg(from + 32 * i) : 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-        logits[i] = sum_of(fixed[i]);
-        asm volatile(
-            ""
-            : "+f"(logits[i]));  // else a branch leaves out what no expert needs, eight times in a row
-    }
-}
-
 inline constexpr int kRouteRows = 8;
 
 /// h of a block's tiles of columns, for the rows of a step.
