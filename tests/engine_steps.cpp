@@ -5,6 +5,7 @@
 
 #include "counted_backend.h"
 #include "engine_harness.h"
+#include "ggml-like/ops/logits_top.h"
 #include "vision_models.h"
 
 namespace quern {
@@ -128,6 +129,33 @@ TEST_SUITE("cpu") {
         all.on_prompt_logits = [](const PromptLogits&) {};
         engine.run(std::move(all));
         CHECK(model.shapes == Shapes{{"prompt", 64, 1, 64}, {"prompt", 36, 1, 36}});
+    }
+
+    TEST_CASE("engine: only answers that read no other logit ask for the highest alone") {
+        const auto l = load(make_cpu_backend(1));
+        Engine engine(*l->model, *l->backend, {.context = 256, .sequences = 6});
+        std::vector<float> asked;
+        l->backend->after_node = [&](const Node& node, double, const std::string&) {
+            if (node.op != &kLogitsTop) return;
+            const auto* temperature = node.inputs[1]->as<float>();
+            asked.assign(temperature, temperature + node.inputs[1]->elements());
+        };
+        std::vector<Request> list;
+        const auto& add = [&](float temperature) -> Request& {
+            list.push_back(greedy(5, 2));
+            list.back().sampling.temperature = temperature;
+            return list.back();
+        };
+        add(0);
+        add(0.7f);
+        add(0.7f).sampling.top_k = 1;
+        add(0).sampling.repetition_penalty = 1.5f;
+        add(0).allow = [](int32_t) { return true; };
+        add(0).on_logits = [](int32_t, std::span<const float>) {};
+        for (Request& r : list) engine.submit(std::move(r));
+        while (engine.step()) {
+        }
+        CHECK(asked == std::vector<float>{-1, 0.7f, -1, 0, 0, 0});
     }
 
     TEST_CASE("engine: on a device answers of one row run the plans that were captured at the start") {

@@ -23,7 +23,7 @@ void top_of_row(const Node& node, int64_t row) {
     std::vector<int32_t> order;
     for (int32_t id = 0; id < vocab; ++id)
         if (logits[id] > -INFINITY) order.push_back(id);
-    const int64_t n = std::min(static_cast<int64_t>(order.size()), int64_t{kTopLogits});
+    const int64_t n = std::min(static_cast<int64_t>(order.size()), int64_t{temperature < 0 ? 1 : kTopLogits});
     const auto higher = [&](int32_t a, int32_t b) {
         return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
     };

@@ -42,10 +42,6 @@ struct Top {
     __device__ Work& of(int row) const {
         return *reinterpret_cast<Work*>(work + static_cast<int64_t>(row) * kWorkBytes);
     }
-    __device__ float scale(int row) const {
-        const float t = __ldcg(temperature + row);
-        return t > 0 ? 1.0f / t : 1.0f;
-    }
     /// Four neighbours; those beyond the vocabulary are -infinity.
     __device__ float4 four(int row, int id) const {
         const float* p = logits + row * ld + id;
@@ -275,12 +271,12 @@ __device__ void collect(const Top& t, int row, const OwnGroups& own,
     __syncthreads();
 }
 
-/// Ranks candidates, four lanes each; ids beyond them are -1.
-__device__ void write_top(int* ids, const Candidates& found) {
+/// Ranks candidates, four lanes each; ids beyond them, and beyond the first `wanted`, are -1.
+__device__ void write_top(int* ids, const Candidates& found, int wanted) {
     float* values = reinterpret_cast<float*>(ids + kTopLogits);
     const int count = found.kept(), part = threadIdx.x % 4;
     for (int i = threadIdx.x; i < kTopLogits; i += kBlock)
-        if (i >= count) ids[i] = -1, values[i] = -INFINITY;
+        if (i >= min(count, wanted)) ids[i] = -1, values[i] = -INFINITY;
     for (int first = 0; first < count; first += kBlock / 4) {
         const int i = first + threadIdx.x / 4;
         const uint64_t own = i < count ? found.key[i] : 0;
@@ -289,7 +285,7 @@ __device__ void write_top(int* ids, const Candidates& found) {
         for (int j = part; j < count; j += 4) rank += found.key[j] > own;
         rank += __shfl_xor_sync(0xffffffffu, rank, 1);
         rank += __shfl_xor_sync(0xffffffffu, rank, 2);
-        if (part > 0 || i >= count || rank >= kTopLogits) continue;
+        if (part > 0 || i >= count || rank >= wanted) continue;
         ids[rank] = static_cast<int>(~static_cast<uint32_t>(own));
         values[rank] = from_ordered_bits(static_cast<uint32_t>(own >> 32));
     }
@@ -301,7 +297,9 @@ __global__ void __launch_bounds__(kBlock, 2) top_kernel(Top t) {
     wait_for_predecessor();
     const int row = blockIdx.y, lane = threadIdx.x % 32, warps = static_cast<int>(gridDim.x) * kWarps;
     const int first = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
-    const float scale = t.scale(row);
+    const float temperature = __ldcg(t.temperature + row),
+                scale = temperature > 0 ? 1.0f / temperature : 1.0f;
+    const bool one = temperature < 0;
     Work& work = t.of(row);
     float4 four[kTogether];  // of the groups that come
     const auto load = [&](int j, int group) {
@@ -332,10 +330,10 @@ __global__ void __launch_bounds__(kBlock, 2) top_kernel(Top t) {
 #pragma unroll
     for (int i = 0; i < OwnGroups::kEach; ++i)
         distance[i] = __float_as_uint(highest - from_ordered_bits(groups.maxima[i]));
-    const uint32_t limit = insane ? 0 : limit_of(distance, kTopLogits, shared);
+    const uint32_t limit = insane ? 0 : one ? 1 : limit_of(distance, kTopLogits, shared);
     collect(t, row, groups, distance, limit, highest, scale, shared);
     int* top = t.top + row * kTopWords;
-    if (shared.found.count <= kMaxKept) write_top(top, shared.found);
+    if (shared.found.count <= kMaxKept) write_top(top, shared.found, one ? 1 : kTopLogits);
     if (threadIdx.x > 0) return;
     float total = 0;
 #pragma unroll

@@ -1,7 +1,8 @@
 // logits_top: the 64 highest logits of each row, and the sum over all of them
 //
-// logits F32 [R, V], temperature F32 [R] (0 counts as 1) -> top I32 [R, 130], of each row:
-//   [0, 64) ids in falling order of logit, ties to the lower id; -1 where there are fewer valid ids
+// logits F32 [R, V], temperature F32 [R] (0 and less count as 1) -> top I32 [R, 130], of each row:
+//   [0, 64) ids in falling order of logit, ties to the lower id; -1 where there are fewer valid ids, and from the second on where
+//       the temperature is negative: that says that nobody reads more than the first
 //   [64, 128) the bits of their logits (F32)
 //   [128] bits of F32: sum over all valid ids of exp((logit - highest) / temperature)
 //   [129] 1 if no valid logit is NaN or +infinity and the 64 are exact; 0: use the whole row instead, ids and logits mean nothing

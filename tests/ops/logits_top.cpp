@@ -61,7 +61,7 @@ void check_top(const Top& top, const float* logits, int64_t vocab, float tempera
     for (const int32_t id : order)
         sum += std::exp((static_cast<double>(logits[id]) - static_cast<double>(logits[order[0]])) /
                         (temperature > 0 ? static_cast<double>(temperature) : 1.0));
-    order.resize(std::min<size_t>(order.size(), kTopLogits));
+    order.resize(std::min<size_t>(order.size(), temperature < 0 ? 1 : kTopLogits));
     std::vector<float> values;
     for (const int32_t id : order) values.push_back(logits[id]);
     order.resize(kTopLogits, -1);
@@ -76,7 +76,7 @@ struct Size {
     int64_t width, vocab;
 };
 constexpr Size kSizes[] = {{100, 100}, {3072, 3001}, {248320, 248320}, {40, 33}, {64, 64}};
-const std::vector<float> kTemperatures = {0.0f, 0.7f, 1.0f};
+const std::vector<float> kTemperatures = {0.0f, 0.7f, 1.0f, -1.0f};
 
 /// Rows of every temperature; padding of the head is higher than all that counts.
 void check_rows(const Device& device, const Size& size, std::vector<float> logits) {
@@ -150,12 +150,13 @@ void top_insane(Device& device) {
             for (const int64_t at : {int64_t{0}, size.vocab / 2, size.vocab - 1}) {
                 CAPTURE(size.vocab);
                 CAPTURE(at);
-                auto logits = Random(6).normals(3 * size.width);
+                auto logits = Random(6).normals(static_cast<int64_t>(kTemperatures.size()) * size.width);
                 logits[static_cast<size_t>(size.width + at)] = bad;
                 const auto top = run_top(device, logits, size.width, size.vocab, kTemperatures);
                 CHECK(top[0].enough);
                 CHECK_FALSE(top[1].enough);
                 CHECK(top[2].enough);
+                CHECK(top[3].enough);
             }
         }
         const std::vector<float> none(static_cast<size_t>(size.width), -kInfinity);

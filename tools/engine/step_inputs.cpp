@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ggml-like/check.h"
+#include "tools/engine/sampler.h"
 
 namespace quern {
 namespace {
@@ -80,7 +81,7 @@ InputRows input_rows(const Slice& slice) {
                    .begin = slice.begin,
                    .tokens = {},
                    .logit_rows = slice.logit_rows,
-                   .temperature = s.request.sampling.temperature,
+                   .temperature = reads_highest_alone(s.request) ? -1.0f : s.request.sampling.temperature,
                    .journal = !slice.draft.empty(),
                    .late_from = slice.count - std::ssize(slice.draft),
                    .late = slice.late ? std::ssize(slice.draft) : 0,
@@ -98,6 +99,8 @@ void set_rope(int32_t* rope, int64_t stride, const InputRows& rows, int64_t toke
 }
 
 }  // namespace
+
+bool reads_highest_alone(const Request& r) { return takes_highest(r.sampling) && !r.allow && !r.on_logits; }
 
 void fill_inputs(StepPlan& step, const std::vector<InputRows>& list) {
     Plan& plan = *step.plan;
