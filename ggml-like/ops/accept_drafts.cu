@@ -1,4 +1,5 @@
-// accept_drafts on the GPU: a warp a sequence. Bound: latency.
+// accept_drafts on the GPU: a warp a sequence. What a step's nodes do not write, and that is all but the logits, is read before the
+// wait. Bound: latency.
 #include "ggml-like/ops/accept_drafts.h"
 
 #include "ggml-like/cuda/drafter_ops.h"
@@ -15,27 +16,30 @@ namespace {
 struct Drafted {
     const int *ids, *start, *slots, *top, *source, *later;
     int* chosen;
+
+    __device__ int id_of(int t) const {
+        const int given = __ldcg(ids + t), other = source != nullptr ? __ldcg(source + t) : -1;
+        return other >= 0 ? __ldcg(later + other) : given;
+    }
 };
 
 __global__ void __launch_bounds__(32) accept_drafts_kernel(Drafted d) {
     allow_successor();
-    wait_for_predecessor();
     const int s = blockIdx.x, lane = threadIdx.x, begin = __ldcg(d.start + s), end = __ldcg(d.start + s + 1);
+    int* chosen = d.chosen + 2 * __ldcg(d.slots + s);
+    int t = begin + 1 + lane, id = t < end ? d.id_of(t) : 0;
+    wait_for_predecessor();
     if (begin == end) return;
     int rows = 1;
     for (bool go_on = true; go_on && begin + rows < end;) {
-        const int t = begin + rows + lane;
-        bool right = t < end;
-        if (right) {
-            const int source = d.source != nullptr ? __ldcg(d.source + t) : -1;
-            right = __ldcg(source >= 0 ? d.later + source : d.ids + t) == __ldcg(d.top + (t - 1) * kTopWords);
-        }
+        const bool right = t < end && id == __ldcg(d.top + (t - 1) * kTopWords);
         const unsigned wrong = __ballot_sync(0xffffffffu, !right);
         go_on = wrong == 0;
         rows += go_on ? 32 : __ffs(wrong) - 1;
+        t += 32;
+        if (go_on && t < end) id = d.id_of(t);
     }
     if (lane > 0) return;
-    int* chosen = d.chosen + 2 * __ldcg(d.slots + s);
     chosen[0] = rows, chosen[1] = __ldcg(d.top + (begin + rows - 1) * kTopWords);
 }
 

@@ -25,28 +25,33 @@ struct Followed {
     int sequences;
     Changed ids, last_rows, later_positions, later_rope;
 
-    /// {rows, id} that sequence s follows; no rows: it follows none.
-    __device__ int2 choice(int s) const {
-        if (s < 0) return {0, 0};
-        const int any = __ldcg(follows + s), slot = __ldcg(slots + s);
-        return any != 0 ? __ldcg(reinterpret_cast<const int2*>(chosen) + slot) : int2{0, 0};
+    /// Of sequence s.
+    struct Own {
+        int first, slot, follows;
+    };
+    __device__ Own of(int s) const { return {__ldcg(start + s), __ldcg(slots + s), __ldcg(follows + s)}; }
+    /// {rows, id} that it follows; no rows: it follows none.
+    __device__ int2 choice(const Own& own) const {
+        return own.follows != 0 ? __ldcg(reinterpret_cast<const int2*>(chosen) + own.slot) : int2{0, 0};
     }
     __device__ void change_id(int t) const {
         const int from = __ldcg(source + t), s = __ldcg(row_sequence + t), given = __ldcg(ids.from + t);
-        const int first = s >= 0 ? __ldcg(start + s) : 0;
-        const int2 c = choice(s);
+        Own own = of(0);  // of the only sequence, most often
+        if (s > 0) own = of(s);
         const int drafted = from >= 0 ? __ldcg(drafts + from) : given;
-        ids.to[t] = c.x > 0 && t == first + c.x - 1 ? c.y : drafted;
+        const int2 c = s >= 0 ? choice(own) : int2{0, 0};
+        ids.to[t] = c.x > 0 && t == own.first + c.x - 1 ? c.y : drafted;
     }
     __device__ void change_last_row(int s) const {
-        const int given = __ldcg(last_rows.from + s), first = __ldcg(start + s);
-        const int2 c = choice(s);
-        last_rows.to[s] = c.x > 0 ? first + c.x - 1 : given;
+        const int given = __ldcg(last_rows.from + s);
+        const Own own = of(s);
+        const int2 c = choice(own);
+        last_rows.to[s] = c.x > 0 ? own.first + c.x - 1 : given;
     }
     /// As many positions higher as its sequence follows rows.
     __device__ void raise(const Changed& positions, int k) const {
         const int given = __ldcg(positions.from + k);
-        positions.to[k] = given + choice(k % sequences).x;
+        positions.to[k] = given + choice(of(k % sequences)).x;
     }
 };
 
