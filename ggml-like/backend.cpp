@@ -2,6 +2,10 @@
 
 namespace quern {
 
+void Backend::upload_between(const InputCopy& first, const InputCopy& second) {
+    for (const InputCopy& c : {first, second}) upload(c.to, c.from_host, c.bytes);
+}
+
 void Backend::save(std::span<const BlockCopy> list) {
     for (const BlockCopy& c : list)
         for (int64_t i = 0; i < c.count; ++i)

@@ -20,6 +20,7 @@
 #include "ggml-like/cuda/event.h"
 #include "ggml-like/cuda/launch_table.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
+#include "ggml-like/cuda/pack/copy_inputs.h"
 #include "ggml-like/cuda/pack/host_memory.h"
 #include "ggml-like/cuda/pack/packed_layout.h"
 #include "ggml-like/cuda/pack/place.h"
@@ -166,6 +167,11 @@ class CudaBackend final : public Backend {
             cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, context_.stream));
     }
 
+    void upload_between(const InputCopy& first, const InputCopy& second) override {
+        if (!reaches_host()) return Backend::upload_between(first, second);
+        cuda::pack::copy_inputs(context_.stream, {first.to, first.from_host, first.bytes},
+                                {second.to, second.from_host, second.bytes});
+    }
     void send(void* to, const void* from, int64_t bytes) override {
         CUDA_CHECK(
             cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, context_.stream));
@@ -298,6 +304,9 @@ class CudaBackend final : public Backend {
     }
 
   private:
+    bool reaches_host() const {
+        return properties_.canUseHostPointerForRegisteredMem != 0 && cuda::pack::all_pinned();
+    }
     cudaEvent_t event_of(int mark) {
         std::unique_ptr<cuda::Event>& event = marks_.at(static_cast<size_t>(mark));
         if (event == nullptr) event = std::make_unique<cuda::Event>();

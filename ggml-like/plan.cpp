@@ -83,14 +83,16 @@ void Plan::run() {
 }
 
 void Plan::run_marked() {
-    upload_marked();
-    run_uploaded();
+    upload();
+    mark_upload();
+    backend_.run(*this);
 }
 
-void Plan::upload_marked() {
-    upload();
-    backend_.set_mark(workspace_.mark_);
-    workspace_.marked_ = true;
+void Plan::run_before(Plan& next) {
+    CHECK(&workspace_ != &next.workspace_, "[plan] inputs of two plans are in one workspace");
+    backend_.upload_between(inputs_copy(), next.inputs_copy());
+    next.mark_upload();
+    backend_.run(*this);
 }
 
 void Plan::run_uploaded() { backend_.run(*this); }
@@ -99,6 +101,15 @@ void Plan::await_inputs() {
     if (std::exchange(workspace_.marked_, false)) backend_.await_mark(workspace_.mark_);
 }
 
+InputCopy Plan::inputs_copy() const {
+    return {workspace_.inputs(), workspace_.host_inputs(), memory_.input_bytes};
+}
+
 void Plan::upload() { backend_.upload(workspace_.inputs(), workspace_.host_inputs(), memory_.input_bytes); }
+
+void Plan::mark_upload() {
+    backend_.set_mark(workspace_.mark_);
+    workspace_.marked_ = true;
+}
 
 }  // namespace quern

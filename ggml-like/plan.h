@@ -9,6 +9,7 @@
 namespace quern {
 
 class Backend;
+struct InputCopy;
 
 /// Memory that plans share because they run one at a time; allocated once. A plan's results stay in it until
 /// another plan's inputs are filled.
@@ -65,8 +66,9 @@ class Plan {
     /// which returns when these inputs were uploaded.
     void run_marked();
     void await_inputs();
-    /// The same in two: other work may be queued between them.
-    void upload_marked();
+    /// Uploads the inputs and those of `next`, which has another workspace, and runs: next.run_uploaded() then runs that one, and it
+    /// is filled again after next.await_inputs().
+    void run_before(Plan& next);
     void run_uploaded();
 
     const Graph& graph() const { return graph_; }
@@ -85,7 +87,9 @@ class Plan {
   private:
     Plan(Graph graph, Backend& backend, Workspace* workspace, PlanUse use);
     std::byte* host_input(const Tensor* t);
+    InputCopy inputs_copy() const;
     void upload();
+    void mark_upload();
 
     Graph graph_;
     Backend& backend_;

@@ -25,7 +25,7 @@ delta::\w+(<[\w, ]+>)?
 (embed_kernel<\w+>|gather_kernel|top_kernel|best_token_kernel|write_ring_kernel)
 (accept_drafts_kernel|follow_choice_kernel|follow_draft_kernel)
 (all_reduce_small|all_reduce_large|add_answer|add_answer_of_ranks|add_prompt|add_prompt_of_ranks<[\w, ]+>)
-(pack_kernel|random_kernel|copy_pieces_kernel)'
+(pack_kernel|random_kernel|copy_pieces_kernel|copy_inputs_kernel)'
 
 # Machine code has a section .nv.info.NAME for each kernel.
 kernels=$(find "$objects" -name '*.cu.o' | sort | while read -r object; do

@@ -75,6 +75,34 @@ TEST_SUITE("cuda") {
         }
     }
 
+    TEST_CASE("host copies: inputs of two plans, of all sizes, and nothing behind them") {
+        const auto backend = test::make_test_cuda_backend();
+        constexpr int64_t kRoom = 256 << 10;
+        auto* device = static_cast<std::byte*>(backend->alloc(2 * kRoom, "inputs"));
+        auto* host = static_cast<std::byte*>(backend->alloc_host(2 * kRoom, "inputs"));
+        const auto from = random_bytes(2 * kRoom);
+        std::copy(from.begin(), from.end(), host);
+        struct Sizes {
+            int64_t one, other;
+        };
+        for (const Sizes& sizes : {Sizes{256, 256}, Sizes{16, 8176}, Sizes{8192, 8208}, Sizes{0, 4096},
+                                   Sizes{4096, 0}, Sizes{100 << 10, 24576}, Sizes{kRoom, kRoom}}) {
+            const int64_t one = sizes.one, other = sizes.other;
+            CAPTURE(one);
+            CAPTURE(other);
+            backend->zero(device, 2 * kRoom);
+            backend->upload_between({device, host, one}, {device + kRoom, host + kRoom, other});
+            auto expected = from;
+            std::fill(expected.begin() + one, expected.begin() + kRoom, std::byte{});
+            std::fill(expected.begin() + kRoom + other, expected.end(), std::byte{});
+            std::vector<std::byte> after(expected.size());
+            backend->download(after.data(), device, 2 * kRoom);
+            CHECK(after == expected);
+        }
+        backend->free(device);
+        backend->free_host(host);
+    }
+
     TEST_CASE("host copies: scattered pieces come back nearly as fast as large ones") {
         const auto backend = test::make_test_cuda_backend();
         constexpr int64_t kAll = 613 << 20;

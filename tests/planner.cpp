@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "ggml-like/backend.h"
+#include "ggml-like/error.h"
 
 namespace quern {
 namespace {
@@ -69,11 +70,15 @@ struct ChainPlan {
           y(chain.y),
           plan(std::move(chain.graph), b, workspace, PlanUse::repeatedly) {}
 
-    std::vector<float> run(float value) {
-        std::fill_n(plan.input<float>(x), x->elements(), value);
-        plan.run();
+    void fill(float value) { std::fill_n(plan.input<float>(x), x->elements(), value); }
+    std::vector<float> result() const {
         backend.synchronize();
         return {y->as<float>(), y->as<float>() + y->elements()};
+    }
+    std::vector<float> run(float value) {
+        fill(value);
+        plan.run();
+        return result();
     }
 };
 
@@ -110,6 +115,25 @@ TEST_SUITE("cpu") {
             CHECK(one.run(value) == std::vector<float>(100, 8 * value));
             CHECK(other.run(value) == std::vector<float>(333, 8 * value));
         }
+    }
+
+    TEST_CASE(
+        "plan: the inputs of two plans come together, and the second is run and filled again when it is "
+        "time") {
+        const auto backend = make_cpu_backend(1);
+        Workspace workspace(*backend, 1 << 14, 1 << 12), behind(*backend, 1 << 14, 1 << 12, 1);
+        ChainPlan one(Chain(100), *backend, workspace), other(Chain(333), *backend, behind);
+        for (const float value : {1.0f, -2.5f}) {
+            other.plan.await_inputs();
+            one.fill(value);
+            other.fill(2 * value);
+            one.plan.run_before(other.plan);
+            CHECK(one.result() == std::vector<float>(100, 8 * value));
+            other.plan.run_uploaded();
+            CHECK(other.result() == std::vector<float>(333, 16 * value));
+        }
+        ChainPlan same(Chain(100), *backend, workspace);
+        CHECK_THROWS_AS(one.plan.run_before(same.plan), Error);
     }
 }
 

@@ -100,16 +100,16 @@ void DflashDrafter::send(const StepPlan& pass) {
                              kDraftsMark);
 }
 
-void DflashDrafter::ready_ahead(const Slice& slice, int64_t, DraftRows rows) {
+Plan* DflashDrafter::ready_ahead(const Slice& slice, int64_t, DraftRows rows) {
     StepPlan& pass = plan(1, rows);
     InputRows block = block_of(slice.sequence->state, slice.begin, model_.info().dflash->mask);
     block.follows = true;
     pass.await_inputs();
     fill_inputs(pass, std::vector<InputRows>{std::move(block)});
-    pass.plan->upload_marked();
     ahead_pass_ = &pass;
     ahead_ = slice.sequence->id;
     ahead_length_ = -1;
+    return pass.plan.get();
 }
 
 void DflashDrafter::propose_ahead() {

@@ -28,7 +28,7 @@ class DflashDrafter final : public Drafter {
     void propose(std::span<Draft> drafts) override;
     std::span<const int32_t> late_tokens() override;
     bool drafts_ahead() const override { return true; }
-    void ready_ahead(const Slice& slice, int64_t most, DraftRows rows) override;
+    Plan* ready_ahead(const Slice& slice, int64_t most, DraftRows rows) override;
     void propose_ahead() override;
     void settle_ahead(int64_t length) override { ahead_length_ = length; }
 

@@ -61,7 +61,8 @@ class Drafter {
     /// Whether it can draft ahead, after a step that verifies its draft of this one sequence.
     virtual bool drafts_ahead() const { return false; }
     /// Readies a pass that drafts `most` tokens ahead, from these rows of the head, before the step with this slice is queued.
-    virtual void ready_ahead(const Slice&, [[maybe_unused]] int64_t most, DraftRows) {}
+    /// Its plan, whose inputs are to be uploaded with the step's; null: there is none.
+    virtual Plan* ready_ahead(const Slice&, [[maybe_unused]] int64_t most, DraftRows) { return nullptr; }
     /// Queues it, behind the step and after late_tokens().
     virtual void propose_ahead() {}
     /// The step has ended, and the sequence now has so many tokens in its state and one more, as StateRole::chosen says: the

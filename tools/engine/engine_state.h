@@ -131,7 +131,7 @@ struct Engine::State {
     void take_turn(Step step);
     void encode_images();
     void launch(Step& step);
-    bool ready_ahead(const Step& step);
+    Plan* ready_ahead(const Step& step);
     StepResults results_of(const LaunchedStep& done);
     bool read(const LaunchedStep& done);  // likewise
     int32_t choose(const Sequence& s, const StepResults& found, int64_t row) const;

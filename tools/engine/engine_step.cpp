@@ -114,8 +114,12 @@ void Engine::State::launch(Step& step) {
     StepPlan& plan = plan_for(step);
     plan.await_inputs();
     fill_inputs(plan, step.slices);
-    const bool ahead = ready_ahead(step);
-    plan.run();
+    Plan* const next = ready_ahead(step);
+    const bool ahead = next != nullptr;
+    if (ahead)
+        plan.run_before(*next);
+    else
+        plan.run();
     int64_t rows = 0;
     bool told = false;
     for (const Slice& slice : step.slices) {
@@ -133,13 +137,12 @@ void Engine::State::launch(Step& step) {
     launched.push_back({std::move(step), &plan, room, ahead, begun, until_drafts});
 }
 
-/// Readies the pass that drafts behind this step, if there should be one.
-bool Engine::State::ready_ahead(const Step& step) {
+/// Readies the pass that drafts behind this step, if there should be one; else null.
+Plan* Engine::State::ready_ahead(const Step& step) {
     const int64_t most = speculation ? speculation->ahead(step) : 0;
-    if (most == 0) return false;
+    if (most == 0) return nullptr;
     reserve(*step.slices.front().sequence, step.slices.front().end() + most);
-    speculation->ready_ahead(step, most);
-    return true;
+    return speculation->ready_ahead(step, most);
 }
 
 /// Plans of answers, so that none waits for its own later.

@@ -219,17 +219,17 @@ void MtpDrafter::shorten(std::vector<Rows>& list) {
 }
 
 /// All rows of the step that is queued, of which those count that it finds right.
-void MtpDrafter::ready_ahead(const Slice& slice, int64_t most, DraftRows draft_rows) {
+Plan* MtpDrafter::ready_ahead(const Slice& slice, int64_t most, DraftRows draft_rows) {
     const Sequence& s = *slice.sequence;
     Rows rows{.state = s.state, .begin = slice.begin, .next = slice.draft, .images = &s.images};
     rows.next.push_back(0);  // what the step chooses
     rows.late = slice.late ? std::ssize(slice.draft) : 0;
     rows.follows = true;
     ahead_pass_ = &filled(StepKind::answer, {&rows, 1}, most, draft_rows, false);
-    ahead_pass_->plan->upload_marked();
     ahead_ = s.id;
     ahead_tokens_ = most;
     ahead_length_ = -1;
+    return ahead_pass_->plan.get();
 }
 
 void MtpDrafter::propose_ahead() {

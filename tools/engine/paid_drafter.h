@@ -37,8 +37,8 @@ class PaidDrafter final : public Drafter {
         return {};
     }
     bool drafts_ahead() const override { return paid_->drafts_ahead(); }
-    void ready_ahead(const Slice& slice, int64_t most, DraftRows rows) override {
-        paid_->ready_ahead(slice, most, rows);
+    Plan* ready_ahead(const Slice& slice, int64_t most, DraftRows rows) override {
+        return paid_->ready_ahead(slice, most, rows);
     }
     void propose_ahead() override { paid_->propose_ahead(); }
     void settle_ahead(int64_t length) override { paid_->settle_ahead(length); }

@@ -90,12 +90,17 @@ void StepPlan::run_later() {
 
 void StepPlan::await_inputs() { plan->await_inputs(); }
 
+void StepPlan::run_before(Plan& next) {
+    CHECK(later.empty() && others.empty(), "[plan] drafts ahead on several devices");
+    plan->run_before(next);
+}
+
 void StepPlan::run() {
+    if (others.empty() && later.empty()) return plan->run();
     if (backend->stages() > 1) {
         plan->run_marked();
         return run_later();
     }
-    if (others.empty()) return plan->run();
     backend->on_ranks([this](int rank) {
         if (rank == 0) return plan->run();
         Plan& own = *others[static_cast<size_t>(rank) - 1].plan;

@@ -78,6 +78,8 @@ struct StepPlan {
 
     /// Every rank's plan, with the inputs of rank 0's; or each stage's in turn.
     void run();
+    /// As Plan::run_before, on a device alone.
+    void run_before(Plan& next);
     /// A pass that drafts, or catches up, whose results nobody waits for before other inputs are filled.
     void run_pass() { plan->run_marked(); }
     /// Call before the inputs are filled: those of what ran before may still be on their way.

@@ -253,10 +253,10 @@ void Speculation::queued(Step& step) {
         slice.draft.assign(tokens.begin(), tokens.begin() + std::ssize(slice.draft));
 }
 
-void Speculation::ready_ahead(const Step& step, int64_t most) {
+Plan* Speculation::ready_ahead(const Step& step, int64_t most) {
     const Slice& slice = step.slices.front();
     ahead_rows_ = rows_for(*slice.sequence);
-    drafted_->ready_ahead(slice, most, ahead_rows_);
+    return drafted_->ready_ahead(slice, most, ahead_rows_);
 }
 
 void Speculation::propose_ahead() {

@@ -49,7 +49,7 @@ class Speculation {
     /// How long a draft should be made ahead, after this step; 0: none. Else ready_ahead readies the pass before the step is queued, and
     /// propose_ahead queues it behind.
     int64_t ahead(const Step& step) const;
-    void ready_ahead(const Step& step, int64_t most);
+    Plan* ready_ahead(const Step& step, int64_t most);
     void propose_ahead();
     /// `chosen`: what the device took for the step's choice (ops/accept_drafts.h). After accept().
     void settle_ahead(const Slice& slice, std::pair<int64_t, int32_t> chosen);
