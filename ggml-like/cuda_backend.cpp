@@ -168,7 +168,7 @@ class CudaBackend final : public Backend {
     }
 
     void upload_between(const InputCopy& first, const InputCopy& second) override {
-        if (!reaches_host()) return Backend::upload_between(first, second);
+        if (!states_->reaches_host() || after_node) return Backend::upload_between(first, second);
         cuda::pack::copy_inputs(context_.stream, {first.to, first.from_host, first.bytes},
                                 {second.to, second.from_host, second.bytes});
     }
@@ -304,9 +304,6 @@ class CudaBackend final : public Backend {
     }
 
   private:
-    bool reaches_host() const {
-        return properties_.canUseHostPointerForRegisteredMem != 0 && cuda::pack::all_pinned();
-    }
     cudaEvent_t event_of(int mark) {
         std::unique_ptr<cuda::Event>& event = marks_.at(static_cast<size_t>(mark));
         if (event == nullptr) event = std::make_unique<cuda::Event>();

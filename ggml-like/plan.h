@@ -16,7 +16,7 @@ struct InputCopy;
 class Workspace {
   public:
     /// `arena_bytes`: the most scratch and outputs of a plan; `input_bytes`: the most inputs. `mark`: of Backend::set_mark, for
-    /// Plan::run_marked: no other workspace whose plans are run so has it. Throws Error(memory).
+    /// Plan::run_marked and what run_before is given: no other such workspace has it. Throws Error(memory).
     Workspace(Backend& backend, int64_t arena_bytes, int64_t input_bytes, int mark = 0);
     ~Workspace();
     Workspace(const Workspace&) = delete;

@@ -1,4 +1,4 @@
-// What a GPU copies to host memory comes back as it was, in large pieces and in small ones; and how fast.
+// What a GPU copies to and from host memory is as it was, in large pieces and in small ones; and how fast.
 #include <doctest/doctest.h>
 
 #include <algorithm>

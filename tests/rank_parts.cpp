@@ -163,7 +163,7 @@ TEST_SUITE("cpu") {
             if (seed == 3) logits[1100] = std::numeric_limits<float>::quiet_NaN();
             if (seed == 4) std::fill(logits.begin() + 300, logits.begin() + 600, 50.0f);
             for (const int ranks : {2, 3, 4})
-                for (const float temperature : {0.0f, 0.7f, 2.0f})
+                for (const float temperature : {-1.0f, 0.0f, 0.7f, 2.0f})
                     check_merge(logits, temperature, 1150, ranks);
         }
     }

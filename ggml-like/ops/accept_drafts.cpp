@@ -37,6 +37,11 @@ void accept_drafts(Graph& g, std::string_view name, const Batch& batch, const Ot
           "[accept_drafts] {}: {} is not of all rows", name, describe(*top));
     CHECK(chosen->rank == 2 && chosen->dtype == DType::I32 && chosen->shape[1] == 2 && chosen->contiguous(),
           "[accept_drafts] {}: chosen {}", name, describe(*chosen));
+    for (const Tensor* t : {batch.token_ids, batch.start, batch.slots, drafts.source})
+        CHECK(t == nullptr || t->place == Place::input, "[accept_drafts] {}: {} is no input", name,
+              describe(*t));
+    CHECK(drafts.rows == nullptr || drafts.rows->place == Place::state, "[accept_drafts] {}: {} is no state",
+          name, describe(*drafts.rows));
     Node node{.op = &kAcceptDrafts,
               .name = std::string(name),
               .inputs = {batch.token_ids, batch.start, batch.slots, top},

@@ -37,7 +37,7 @@ struct Batch {
     Tensor* committed = nullptr;     // I32 [S] journal entries to apply first
     Tensor* journal = nullptr;       // I32 [S] 1: journal this step instead of updating the state
     Tensor* logit_rows = nullptr;    // I32 [R] rows whose logits are wanted; with R rows in all: 0..R-1
-    Tensor* temperature = nullptr;   // F32 [R] for the sums of logits_top
+    Tensor* temperature = nullptr;   // F32 [R] what logits_top ranks and sums up
     /// Of prompts: I32 [S] the first row of each sequence whose logits are wanted, as are those of all after it; start[s+1]: none.
     Tensor* logits_from = nullptr;
     Tensor* follows =

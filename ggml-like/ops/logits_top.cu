@@ -1,7 +1,8 @@
 // logits_top on the GPU, in one kernel.
 //   group  of 128 ids, four runs of 32 neighbours far apart, a warp: its highest logit, and the sum of exponentials to that
 //   row    the block that ends last counts the groups by the distance of their maxima from the highest logit, which gives a limit that
-//          the 64 highest maxima are within and few others; looks through these groups for logits within it, and ranks them
+//          the 64 highest maxima are within and few others; looks through these groups for logits within it, and ranks them;
+//          where one is wanted, the limit is the highest logit itself
 // Traffic: the logits once. Bound: latency; with many rows bytes.
 #include "ggml-like/ops/logits_top.h"
 

@@ -5,7 +5,7 @@
 //       the temperature is negative: that says that nobody reads more than the first
 //   [64, 128) the bits of their logits (F32)
 //   [128] bits of F32: sum over all valid ids of exp((logit - highest) / temperature)
-//   [129] 1 if no valid logit is NaN or +infinity and the 64 are exact; 0: use the whole row instead, ids and logits mean nothing
+//   [129] 1 if no valid logit is NaN or +infinity and what is wanted is exact; 0: use the whole row instead, ids and logits mean nothing
 // Valid ids are those of [0, vocab) whose logit is not -infinity; rows of the head beyond vocab are padding. The 64 are
 // enough for greedy and top-k up to 64, and for top-p and min-p if the set fits.
 #pragma once

@@ -1,4 +1,5 @@
-// A model by layers on different cards: every call is one that CUDA takes, with and without access to each other's memory.
+// A model by layers on different cards: every call is one that CUDA takes, with and without access to each other's memory. Drafts on
+// one card.
 #include <doctest/doctest.h>
 
 #include "cuda_stand_in/stand_in.h"
@@ -58,6 +59,27 @@ TEST_CASE("stages: three different cards run a model together") {
         run_on({kA100, kH200, kRtx5090}, false, drafts);
     }
     cuda_stand_in::allow_peers(true);
+}
+
+TEST_CASE("drafts: the inputs of a step and of the pass that is queued behind it are one launch") {
+    const auto backend = make_cuda_backend(kH200);
+    const auto model = open_synthetic("tiny", "aeon", {.tokenizer = false, .mtp = MtpUse::required});
+    place_weights(*model, *backend);
+    Engine engine(*model, *backend,
+                  {.context = 512, .cache_bytes = 64 << 20, .speculation = {.kind = DrafterKind::mtp}});
+    cuda_stand_in::take_record();
+    Request r{.prompt = std::vector<int32_t>(70, 5)};
+    r.sampling.temperature = 0;
+    r.max_tokens = 60;
+    r.drafts.full = true;
+    const RequestId id = engine.submit(std::move(r));
+    while (engine.step()) {
+    }
+    CHECK(engine.take(id).drafted > 0);
+    int64_t together = 0;
+    for (const auto& launch : cuda_stand_in::take_record().launches)
+        together += launch.kernel->name == "copy_inputs_kernel";
+    CHECK(together > 5);
 }
 
 }  // namespace

@@ -159,8 +159,20 @@ void top_insane(Device& device) {
                 CHECK(top[3].enough);
             }
         }
-        const std::vector<float> none(static_cast<size_t>(size.width), -kInfinity);
-        CHECK_FALSE(run_top(device, none, size.width, size.vocab, {1.0f})[0].enough);
+        // Where one logit alone is wanted: nothing, a bad one, and as many equal ones as there are.
+        const auto wide = static_cast<size_t>(size.width);
+        for (const float temperature : {1.0f, -1.0f}) {
+            const auto enough = [&](const std::vector<float>& row) {
+                return run_top(device, row, size.width, size.vocab, {temperature})[0].enough;
+            };
+            CHECK_FALSE(enough(std::vector<float>(wide, -kInfinity)));
+            std::vector<float> one(wide, -1.0f);
+            one[wide / 3] = kInfinity;
+            CHECK_FALSE(enough(one));
+        }
+        const auto equal =
+            run_top(device, std::vector<float>(wide, 2.0f), size.width, size.vocab, {-1.0f})[0];
+        CHECK((!equal.enough || equal.ids[0] == 0));
     }
 }
 

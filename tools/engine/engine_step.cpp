@@ -253,7 +253,7 @@ int32_t Engine::State::choose(const Sequence& s, const StepResults& found, int64
     const auto position = static_cast<int64_t>(s.tokens.size());
     std::optional<int32_t> first;  // what comes first, allowed or not
     if (top[kTopWords - 1] != 0 && !s.request.on_logits) {
-        // There are no others; and what the device has just written is far from this core.
+        // The device has ranked no others; and what it has just written is far from this core.
         if (reads_highest_alone(s.request) && top[0] >= 0) return top[0];
         const auto count = static_cast<size_t>(std::find(top, top + kTopLogits, -1) - top);
         float values[kTopLogits + 1];

@@ -51,8 +51,9 @@ void merge_top(std::span<const int32_t* const> tops, int64_t rows, int64_t vocab
         lists.push_back({top, static_cast<int32_t>(first)});
     }
     float values[kTopLogits];
+    const int wanted = temperature < 0 ? 1 : kTopLogits;
     for (int i = 0; i < kTopLogits; ++i) {
-        List* best = highest(lists);
+        List* best = i < wanted ? highest(lists) : nullptr;
         out[i] = best != nullptr ? best->id() : -1;
         values[i] = best != nullptr ? best->value() : -INFINITY;
         if (best != nullptr) ++best->next;

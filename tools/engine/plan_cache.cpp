@@ -96,11 +96,11 @@ void StepPlan::run_before(Plan& next) {
 }
 
 void StepPlan::run() {
-    if (others.empty() && later.empty()) return plan->run();
     if (backend->stages() > 1) {
         plan->run_marked();
         return run_later();
     }
+    if (others.empty()) return plan->run();
     backend->on_ranks([this](int rank) {
         if (rank == 0) return plan->run();
         Plan& own = *others[static_cast<size_t>(rank) - 1].plan;

@@ -46,8 +46,8 @@ class Speculation {
     bool stays_plain(const Step& step) const;
     /// The step is queued: waits for the tokens of a late draft.
     void queued(Step& step);
-    /// How long a draft should be made ahead, after this step; 0: none. Else ready_ahead readies the pass before the step is queued, and
-    /// propose_ahead queues it behind.
+    /// How long a draft should be made ahead, after this step; 0: none. Else ready_ahead readies the pass before the step is queued and
+    /// returns its plan, as Drafter has it, and propose_ahead queues it behind.
     int64_t ahead(const Step& step) const;
     Plan* ready_ahead(const Step& step, int64_t most);
     void propose_ahead();

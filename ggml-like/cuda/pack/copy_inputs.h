@@ -7,7 +7,7 @@
 
 namespace quern::cuda::pack {
 
-/// In the stream's order. Between two graphs it takes 4 us, a copy engine 12 (H200). Both as pieces are. Throws Error(device).
+/// In the stream's order. Between two graphs it takes 4 us, a copy engine 12 (H200). Aligned as Piece says. Throws Error(device).
 void copy_inputs(cudaStream_t stream, const Piece& first, const Piece& second);
 
 }  // namespace quern::cuda::pack

@@ -25,11 +25,10 @@ class StateCopies {
     void finish_saves();
     bool saves_ended();
     void load(std::span<const BlockCopy> list);
-
-  private:
     /// Whether kernels may read and write what alloc_host has given.
     bool reaches_host() const;
 
+  private:
     cudaStream_t stream_, saves_ = nullptr;
     Event computed_, saved_;  // the work before the last save, and that save
     bool reads_registered_;
