@@ -2,7 +2,7 @@
 //
 //   block b: 8 KB of one of them; a thread has 4 loads of 8 bytes under way, next to those of its neighbours
 //
-// No shared memory. Traffic: each byte once. Bound: the latency of PCIe, some 1.5 us. (A block for each piece: all of the gain is lost.)
+// No shared memory. Traffic: each byte once. Bound: the latency of PCIe, some 1.5 us.
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/pack/copy_inputs.h"
 
