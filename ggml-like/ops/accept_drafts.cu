@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(32) accept_drafts_kernel(Drafted d) {
     allow_successor();
     const int s = blockIdx.x, lane = threadIdx.x, begin = __ldcg(d.start + s), end = __ldcg(d.start + s + 1);
     int* chosen = d.chosen + 2 * __ldcg(d.slots + s);
+    pin(chosen);
     int t = begin + 1 + lane, id = t < end ? d.id_of(t) : 0;
     wait_for_predecessor();
     if (begin == end) return;

@@ -25,7 +25,9 @@ struct KeepBest {
     const float* factor;
     unsigned long long& best;
 
-    __device__ __forceinline__ void early(Loaded&, int, int) const {}
+    __device__ __forceinline__ void early(Loaded&, int, int) const {
+        bring_near(columns.ids);  // once weights have been asked for
+    }
     __device__ __forceinline__ void load(Loaded&, int, int) const {}
     __device__ __forceinline__ void store(int row, int, const Loaded&, float sum) const {
         best = max(best, columns.key(scaled(sum, *factor), row));
@@ -34,11 +36,11 @@ struct KeepBest {
 
 using Shape = OneShape<Kind::nvfp4, true, Extent::many, one_holds(Kind::nvfp4, true, false)>;
 
-__global__ void __maxnreg__(64) draft_token_one(Part part, Shape shape, PlainRows<Kind::nvfp4, 1> row,
-                                                RowScale scale, BestColumns columns) {
+__global__ void __maxnreg__(64)
+    draft_token_one(Part part, Shape shape, RowOfX row, RowScale scale, BestColumns columns) {
     __shared__ float factor[8];
     unsigned long long best = 0;
-    dense_one<true>(part, shape, ScaledRows<Kind::nvfp4, 1>{row, scale, factor},
+    dense_one<true>(part, shape, ScaledRow<Kind::nvfp4>{SingleRow<Kind::nvfp4>(row), scale, factor},
                     KeepBest{columns, factor, best});
     columns.choose<kWarps>(0, static_cast<int>(gridDim.x), best);
 }
@@ -65,8 +67,8 @@ void draft_token(const Node& node, Context& c) {
     const Part& part = w.part[0];
     const OneLaunch one(c, Kind::nvfp4, part.tiles, w.chunks);
     launch(c, "draft_token one", draft_token_one, one.grid, kThreads,
-           one.bytes(Kind::nvfp4, true, Extent::many), part, Shape(one),
-           PlainRows<Kind::nvfp4, 1>{h.as<const bf16>(), 0, w.cols, 1}, scale_of(h, squares, p.product.eps),
+           one.bytes(Kind::nvfp4, true, Extent::many), part, Shape(one), RowOfX{h.as<const bf16>(), w.cols},
+           scale_of(h, squares, p.product.eps),
            best_columns(p.columns, *node.outputs[0], *node.outputs[2], c));
 }
 

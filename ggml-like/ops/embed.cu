@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(kBlock)
     for (int k = 4 * static_cast<int>(threadIdx.x); k < columns; k += 4 * kBlock)
         copy_async16(norm + k, defer.norm + k);
     commit_copies();
+    bring_near(ids), bring_near(y), bring_near(defer.columns);
     wait_for_predecessor();
     const int n = blockIdx.x, other = source != nullptr ? __ldcg(source + n) : -1;
     const int given = __ldcg(later != nullptr && other >= 0 ? later + other : ids + n);

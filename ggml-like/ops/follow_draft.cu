@@ -57,6 +57,7 @@ struct Followed {
 
 __global__ void __launch_bounds__(kBlock) follow_draft_kernel(Followed f) {
     allow_successor();
+    bring_near(f.start), bring_near(f.chosen), bring_near(f.ids.to), bring_near(f.later_rope.to);
     wait_for_predecessor();
     const int own = static_cast<int>(threadIdx.x);
     if (blockIdx.x == 0)

@@ -19,6 +19,7 @@ __global__ void __launch_bounds__(kBlock)
     gather_kernel(const uint16_t* h, const float* squares, const int* rows, int count, int columns,
                   int numbers, uint16_t* to_h, float* to_squares) {
     allow_successor();
+    bring_near(count), bring_near(to_squares);
     wait_for_predecessor();
     const int64_t from = min(max(__ldcg(rows + blockIdx.x), 0), count - 1), to = blockIdx.x;
     in_batches<kBlock, 8>(

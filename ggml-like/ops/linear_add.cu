@@ -103,20 +103,19 @@ struct After {
 
 template <Kind K>
 __global__ void __launch_bounds__(kThreads, 2)
-    linear_add_few(Part part, DenseLaunch dense, PlainRows<K> prologue, After after) {
-    after.run(prologue.rows, after.shared_bytes > 0,
-              [&](const auto& finish) { dense_rows<K>(part, dense, prologue, finish); });
+    linear_add_few(Part part, DenseLaunch dense, RowsOfX x, After after) {
+    after.run(x.rows, after.shared_bytes > 0,
+              [&](const auto& finish) { dense_rows<K>(part, dense, FewRows<K>(x), finish); });
 }
 
 /// Compiled for a router, which may have no tiles: with 48 registers instead of 56 three neighbours fit an SM, and one sequence
 /// gets 2 % fewer tokens.
 template <Kind K>
 __global__ void __launch_bounds__(kThreads, 2)
-    linear_add_one(Part part, OneShape<K, false, Extent::few, false> shape, PlainRows<K, 1> prologue,
-                   After after) {
+    linear_add_one(Part part, OneShape<K, false, Extent::few, false> shape, RowOfX x, After after) {
     after.run(1, true, [&](const auto& finish) {
-        shape.whole ? dense_one<true>(part, shape, prologue, finish)
-                    : dense_one<false>(part, shape, prologue, finish);
+        shape.whole ? dense_one<true>(part, shape, SingleRow<K>(x), finish)
+                    : dense_one<false>(part, shape, SingleRow<K>(x), finish);
     });
 }
 
@@ -124,21 +123,20 @@ __global__ void __launch_bounds__(kThreads, 2)
 template <Kind K>
 __global__ void __launch_bounds__(kThreads, 2)
     linear_add_few_of_ranks(const __grid_constant__ comm::Peers peers, Part part, DenseLaunch dense,
-                            PlainRows<K> prologue, After after) {
-    after.run(prologue.rows, after.shared_bytes > 0, [&](const AddDeferred& add) {
-        dense_rows<K>(part, dense, prologue, AddOverRanks{add, comm::TileSums(peers)});
+                            RowsOfX x, After after) {
+    after.run(x.rows, after.shared_bytes > 0, [&](const AddDeferred& add) {
+        dense_rows<K>(part, dense, FewRows<K>(x), AddOverRanks{add, comm::TileSums(peers)});
     });
 }
 
 template <Kind K>
 __global__ void __launch_bounds__(kThreads, 2)
     linear_add_one_of_ranks(const __grid_constant__ comm::Peers peers, Part part,
-                            OneShape<K, false, Extent::few, false> shape, PlainRows<K, 1> prologue,
-                            After after) {
+                            OneShape<K, false, Extent::few, false> shape, RowOfX x, After after) {
     after.run(1, true, [&](const AddDeferred& add) {
         const AddOverRanks finish{add, comm::TileSums(peers)};
-        shape.whole ? dense_one<true>(part, shape, prologue, finish)
-                    : dense_one<false>(part, shape, prologue, finish);
+        shape.whole ? dense_one<true>(part, shape, SingleRow<K>(x), finish)
+                    : dense_one<false>(part, shape, SingleRow<K>(x), finish);
     });
 }
 
@@ -173,23 +171,23 @@ template <Kind K>
 void one(Context& c, const Arguments& a) {
     const OneLaunch one(c, K, a.part.tiles, a.w.chunks);
     const OneShape<K, false, Extent::few, false> shape(one);
-    const PlainRows<K, 1> prologue{a.x.as<bf16>(), 0, a.w.cols, 1};
+    const RowOfX x{a.x.as<bf16>(), a.w.cols};
     int bytes = one.bytes(K, false, Extent::few);
     const After after = a.after(bytes);
     const bool routes = a.route != nullptr;
     if constexpr (K != Kind::fp8)
         if (a.peers != nullptr)
             return launch(c, routes ? "linear_add one of ranks with router" : "linear_add one of ranks",
-                          linear_add_one_of_ranks<K>, one.grid, kThreads, bytes, *a.peers, a.part, shape,
-                          prologue, after);
+                          linear_add_one_of_ranks<K>, one.grid, kThreads, bytes, *a.peers, a.part, shape, x,
+                          after);
     launch(c, routes ? "linear_add one with router" : "linear_add one", linear_add_one<K>, one.grid, kThreads,
-           bytes, a.part, shape, prologue, after);
+           bytes, a.part, shape, x, after);
 }
 
 template <Kind K>
 void few(Context& c, const Arguments& a) {
     const int rows = a.rows(), chunks = a.w.chunks;
-    const PlainRows<K> prologue{a.x.as<bf16>(), a.x.stride[0], a.w.cols, rows};
+    const RowsOfX x{a.x.as<bf16>(), a.x.stride[0], a.w.cols, rows};
     int bytes = dense_shared_bytes(K, dense_is_deep(c), rows, chunks);
     const After after = a.after(bytes);
     const bool routes = a.route != nullptr;
@@ -199,9 +197,9 @@ void few(Context& c, const Arguments& a) {
         if (a.peers != nullptr)
             return launch_reading(
                 c, a.weights(), routes ? "linear_add few of ranks with router" : "linear_add few of ranks",
-                linear_add_few_of_ranks<K>, grid, kThreads, bytes, *a.peers, a.part, dense, prologue, after);
+                linear_add_few_of_ranks<K>, grid, kThreads, bytes, *a.peers, a.part, dense, x, after);
     launch_reading(c, a.weights(), routes ? "linear_add few with router" : "linear_add few",
-                   linear_add_few<K>, grid, kThreads, bytes, a.part, dense, prologue, after);
+                   linear_add_few<K>, grid, kThreads, bytes, a.part, dense, x, after);
 }
 
 template <Kind K>

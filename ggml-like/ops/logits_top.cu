@@ -295,6 +295,7 @@ __device__ void write_top(int* ids, const Candidates& found, int wanted) {
 __global__ void __launch_bounds__(kBlock, 2) top_kernel(Top t) {
     __shared__ Shared shared;
     allow_successor();
+    bring_near(t.vocab), bring_near(t.counters);
     wait_for_predecessor();
     const int row = blockIdx.y, lane = threadIdx.x % 32, warps = static_cast<int>(gridDim.x) * kWarps;
     const int first = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;

@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(kBlock) mtp_rows_kernel(MtpInputs in) {
         if (!embeds) copy_async16(second + k, in.hidden_norm + k);
     }
     commit_copies();
+    bring_near(in.hidden_rows), bring_near(in.y);
     wait_for_predecessor();
     const int t = blockIdx.x;
     if (embeds) {

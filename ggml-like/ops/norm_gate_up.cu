@@ -31,9 +31,9 @@ struct StoreGated {
 
 template <Kind K>
 __global__ void __maxnreg__(64) norm_gate_up_one(Part part, OneShape<K, true, Extent::many, false> shape,
-                                                 PlainRows<K, 1> row, RowScale scale, bf16* y) {
+                                                 RowOfX row, RowScale scale, bf16* y) {
     __shared__ float factor[8];
-    dense_one<false>(part, shape, ScaledRows<K, 1>{row, scale, factor}, StoreGated{y, factor});
+    dense_one<false>(part, shape, ScaledRow<K>{SingleRow<K>(row), scale, factor}, StoreGated{y, factor});
 }
 
 template <Kind K>
@@ -41,8 +41,8 @@ void one(Context& c, const Packed& w, const Tensor& h, const RowScale& scale, co
     const Part& part = w.part[0];  // paired order has one
     const OneLaunch one(c, K, part.tiles, w.chunks);
     launch(c, "norm_gate_up tall", norm_gate_up_one<K>, one.grid, kThreads, one.bytes(K, true, Extent::many),
-           part, OneShape<K, true, Extent::many, false>(one), PlainRows<K, 1>{h.as<bf16>(), 0, w.cols, 1},
-           scale, y.as<bf16>());
+           part, OneShape<K, true, Extent::many, false>(one), RowOfX{h.as<bf16>(), w.cols}, scale,
+           y.as<bf16>());
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ struct Rows {
 
 __global__ void __launch_bounds__(kBlock) write_ring_kernel(Rows r) {
     allow_successor();
+    bring_near(r.width), bring_near(r.ring);
     wait_for_predecessor();
     const int t = blockIdx.x, s = __ldcg(r.row_sequence + t);
     if (s < 0 || __ldcg(r.start + s + 1) - t > r.entries) return;

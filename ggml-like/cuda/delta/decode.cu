@@ -69,9 +69,15 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     StateRows<kPasses> rows;
     rows.load(state, fresh);  // after the windows, which are needed first
     if (active) rows.commit(entries, first, l);
+    // Of a cluster's blocks the first row's addresses are made before the wait; a block that has a head to itself has no registers for them.
+    constexpr bool kAsksFirst = kSplit > 1;
+    RowAt first_row(d, begin, head, own);
+    if constexpr (kAsksFirst) first_row.pin_all();
     shared_outputs.wait_for_all_blocks();
     wait_for_predecessor();
     if (!active) return;
+    RowInputs in;
+    if constexpr (kAsksFirst) in = RowInputs(first_row);
 
     // Whether this block writes the key head's entries of k and rings of q and k.
     bool writes_keys = key_head * group == head && share == 0;
@@ -84,7 +90,7 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
         const bool stores = row + 1 == end && !entries.journaling;
         const int entry = row - begin;
         shared_outputs.expect(entry, kDim);
-        const RowInputs in(d, row, head, own);
+        if (!kAsksFirst || entry > 0) in = RowInputs(d, row, head, own);
         const float x = of_qk.next(in.qk);
         qk[tid] = x;
         if (own.has_output) v[own.output] = of_v.next(in.v);

@@ -37,16 +37,28 @@ struct Channels {
     }
 };
 
+/// Where a thread's inputs of a row are.
+struct RowAt {
+    const uint16_t *qk, *v, *a, *b, *z;  // BF16
+
+    __device__ __forceinline__ RowAt(const DeltaStep& d, int64_t row, int head, const Channels& c)
+        : qk(static_cast<const uint16_t*>(d.u) + row * d.u_ld + c.qk),
+          v(static_cast<const uint16_t*>(d.u) + row * d.u_ld + c.v),
+          a(static_cast<const uint16_t*>(d.a) + row * d.ab_ld + head),
+          b(static_cast<const uint16_t*>(d.b) + row * d.ab_ld + head),
+          z(static_cast<const uint16_t*>(d.z) + row * d.z_ld + head * kDim + c.output) {}
+    __device__ __forceinline__ void pin_all() { pin(qk), pin(v), pin(a), pin(b), pin(z); }
+};
+
 /// A thread's inputs of a row, as loaded.
 struct RowInputs {
     uint16_t qk, v, a, b, z;  // BF16
 
+    RowInputs() = default;
+    __device__ __forceinline__ explicit RowInputs(const RowAt& at)
+        : qk(__ldcg(at.qk)), v(__ldcg(at.v)), a(__ldcg(at.a)), b(__ldcg(at.b)), z(__ldcg(at.z)) {}
     __device__ __forceinline__ RowInputs(const DeltaStep& d, int64_t row, int head, const Channels& c)
-        : qk(load_row(d.u, row * d.u_ld + c.qk)),
-          v(load_row(d.u, row * d.u_ld + c.v)),
-          a(load_row(d.a, row * d.ab_ld + head)),
-          b(load_row(d.b, row * d.ab_ld + head)),
-          z(load_row(d.z, row * d.z_ld + head * kDim + c.output)) {}
+        : RowInputs(RowAt(d, row, head, c)) {}
 };
 
 /// What a head's gates need besides a row. Asked for before the wait, as it comes from memory.

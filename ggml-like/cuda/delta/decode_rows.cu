@@ -173,6 +173,11 @@ struct RowsBlock {
             const int64_t gates = (base + min(warp(), count - 1)) * d.ab_ld + r.head;
             a = static_cast<const uint16_t*>(d.a) + gates, b = static_cast<const uint16_t*>(d.b) + gates;
         }
+        __device__ __forceinline__ void pin_all() {
+            pin(qk), pin(a), pin(b);
+#pragma unroll
+            for (int n = 0; n < kEnds; ++n) pin(v[n]), pin(z[n]);
+        }
     };
     /// Inputs of a batch that a thread needs: of its channel of q or k, a row each; of its outputs of v, their windows; of a warp's row
     /// the gates.
@@ -395,7 +400,8 @@ __device__ __forceinline__ void decode_rows(const DeltaStep& d) {
     if (active && entries.journaling && (entries.committed > 0 || fresh)) rows.store(state);
     const Block block{d,    memory, shared_outputs, own, entries, writer, gate_weights,
                       head, share,  begin,          end, first,   norm};
-    const typename Block::Sources sources(block, begin, active ? block.count_from(begin) : 1);
+    typename Block::Sources sources(block, begin, active ? block.count_from(begin) : 1);
+    sources.pin_all();
     if (active) shared_outputs.expect(0, block.count_from(begin) * kDim);
     shared_outputs.wait_for_all_blocks();
     wait_for_predecessor();

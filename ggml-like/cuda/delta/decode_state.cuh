@@ -43,10 +43,6 @@ struct Channel {
     }
 };
 
-__device__ __forceinline__ uint16_t load_row(const void* p, int64_t at) {
-    return __ldcg(static_cast<const uint16_t*>(p) + at);
-}
-
 __device__ __forceinline__ float half_warp_sum(float x) {
 #pragma unroll
     for (int d = 8; d > 0; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);

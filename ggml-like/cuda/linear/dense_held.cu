@@ -142,6 +142,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
     for (int i = 0; i < S::kDepth; ++i) ring.request(i);
     __syncwarp();
+    bring_near(task);
     wait_for_predecessor();
     if (elected()) {
         arrive_and_expect(own_x, kHeldChunks * S::kRows * 128);

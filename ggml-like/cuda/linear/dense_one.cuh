@@ -64,6 +64,45 @@ struct OneRow<Kind::nvfp4, true> {
     }
 };
 
+// ---- prologues: how the row comes into shared memory, as it is, with or without the factor of its norm ----
+
+/// A row of x in memory.
+struct RowOfX {
+    const bf16* x;
+    int columns;
+};
+
+/// h = x, by all threads of the block. What a thread loads first is known before the wait.
+template <Kind K>
+struct SingleRow {
+    RowOfX of;
+    const bf16* from = nullptr;  // the thread's first eight columns
+    uint4 first{};
+
+    __device__ __forceinline__ explicit SingleRow(const RowOfX& row) : of(row) {}
+    __device__ __forceinline__ static constexpr int rows() { return 1; }
+    __device__ __forceinline__ void early(bf16* h, int) {
+        zero_padding(h, 0, 1, of.columns);
+        from = of.x + column();
+        pin(from);
+    }
+    __device__ __forceinline__ void ask() {
+        if (column() < of.columns) first = __ldcg(reinterpret_cast<const uint4*>(from));
+    }
+    __device__ __forceinline__ void operator()(bf16* h, int) const {
+        if (column() < of.columns) store_eight<K>(h + column(), first);
+#pragma unroll 1
+        for (int k = column() + 8 * kThreads; k < of.columns; k += 8 * kThreads)
+            store_eight<K>(h + k, __ldcg(reinterpret_cast<const uint4*>(of.x + k)));
+    }
+    __device__ __forceinline__ void late() const {}
+
+  private:
+    __device__ __forceinline__ static int column() { return 8 * static_cast<int>(threadIdx.x); }
+};
+template <Kind K>
+using ScaledRow = Scaled<SingleRow<K>, 12>;
+
 /// prologue and finish as in dense_rows. kWhole: s.whole is known to be true.
 template <bool kWhole, Kind K, bool kAhead, Extent E, bool kHolds, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kAhead, E, kHolds>& s,
@@ -131,6 +170,7 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
         if constexpr (!kPaired)
             if (adds) finish.load(loaded, row, 0);
     };
+    prologue.ask();
     load();
     prologue(h, 0);
     __syncthreads();

@@ -116,18 +116,106 @@ __device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[NT]
         }
 }
 
+// ---- prologues: how rows come into shared memory, as they are, with or without the factors of their norm ----
+
+/// Rows of x in memory, ld apart.
+struct RowsOfX {
+    const bf16* x;
+    int64_t ld;
+    int columns, rows;
+};
+
+/// h = x, by all threads of the block. What a thread loads first is known before the wait.
+template <Kind K>
+struct FewRows {
+    static constexpr int kTogether = 4;
+    RowsOfX of;
+    const uint8_t* from = nullptr;  // the thread's first eight columns, of its first row
+    int jump = 0, count = 0;        // bytes to its next row; rows that it has
+    int log_threads = 0;            // of a row
+    uint4 first[kTogether] = {};
+
+    __device__ __forceinline__ explicit FewRows(const RowsOfX& rows) : of(rows) {}
+    __device__ __forceinline__ int rows() const { return of.rows; }
+    __device__ __forceinline__ void early(bf16* h, int stride) {
+        zero_padding(h, stride, of.rows, of.columns);
+        log_threads = log_threads_of_row(of.columns, kThreads);
+        const int step = kThreads >> log_threads;
+        count = column() < of.columns ? (of.rows - row() + step - 1) / step : 0;
+        from = reinterpret_cast<const uint8_t*>(of.x + row() * of.ld + column());
+        jump = 2 * step * static_cast<int>(of.ld);
+        pin(from), pin(jump), pin(count);
+    }
+    __device__ __forceinline__ void ask() { load(first, 0, 0); }
+    __device__ __forceinline__ void operator()(bf16* h, int stride) const {
+        bf16* to = h + row() * stride + column();
+        const int apart = (kThreads >> log_threads) * stride;
+        store(to, apart, first, 0);
+#pragma unroll 1
+        for (int k = 0; column() + k < of.columns; k += 8 << log_threads)
+#pragma unroll 1
+            for (int n = k == 0 ? kTogether : 0; n < count; n += kTogether) {
+                uint4 v[kTogether];
+                load(v, n, k);
+                store(to + k, apart, v, n);
+            }
+    }
+    __device__ __forceinline__ void late() const {}
+
+  private:
+    __device__ __forceinline__ int row() const { return static_cast<int>(threadIdx.x) >> log_threads; }
+    __device__ __forceinline__ int column() const {
+        return (static_cast<int>(threadIdx.x) & ((1 << log_threads) - 1)) * 8;
+    }
+    /// The thread's rows from its n-th on, columns from its first plus k.
+    __device__ __forceinline__ void load(uint4 (&v)[kTogether], int n, int k) const {
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j)
+            if (n + j < count)
+                v[j] = __ldcg(reinterpret_cast<const uint4*>(from + int64_t{n + j} * jump + 2 * k));
+    }
+    __device__ __forceinline__ void store(bf16* to, int apart, const uint4 (&v)[kTogether], int n) const {
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j)
+            if (n + j < count) store_eight<K>(to + (n + j) * apart, v[j]);
+    }
+};
+
+/// The same of rows whose norm is deferred, and the rows' factors in shared memory: the last warps make them. kHeld: of SquaresOfRow.
+template <class Rows, int kHeld>
+struct Scaled {
+    Rows plain;
+    RowScale scale;
+    float* factor;  // [rows]
+    SquaresOfRow<kHeld> squares = {};
+
+    __device__ __forceinline__ static int row() { return kWarps - 1 - static_cast<int>(threadIdx.x) / 32; }
+    __device__ __forceinline__ void early(bf16* h, int stride) { plain.early(h, stride); }
+    __device__ __forceinline__ void ask() {
+        plain.ask();
+        if (row() < plain.rows()) squares.load(scale, row());
+    }
+    __device__ __forceinline__ void operator()(bf16* h, int stride) const { plain(h, stride); }
+    __device__ __forceinline__ void late() const {
+        if (row() >= plain.rows()) return;
+        const float own = norm_factor(scale, squares.sum(scale, row()));
+        if (threadIdx.x % 32 == 0) factor[row()] = own;
+    }
+};
+template <Kind K>
+using ScaledRows = Scaled<FewRows<K>, 4>;
+
 /// What a launch is given besides the part.
 struct DenseLaunch {
     int chunks, rows;
 };
 
-/// Everything from the first weight to the last sum. NT: products of 8 rows. prologue.early(h, stride) knows of no activations,
-/// prologue(h, stride)
-/// writes `rows` rows of activations after the wait for the predecessor, prologue.late() comes before the
-/// products and is done before the first finish.store, all by all threads. finish.early(loaded, row of the part,
-/// column n) fills what of a Finish::Loaded needs no activations, finish.load(...) the rest; both before the sums are made,
-/// finish.store(row, n, loaded, sum) after; each once for each sum. With Finish::kPaired the part is in paired order, a row one of
-/// gate and up, there is nothing to load, and finish.store(row, n, gate sum, up sum).
+/// Everything from the first weight to the last sum. NT: products of 8 rows.
+///   prologue   early(h, stride) knows of no activations; ask(), after the wait for the predecessor, starts loads of them; prologue(h, stride)
+///              writes `rows` rows of them; late() comes before the products and is done before the first finish.store; all by all threads
+///   finish     early(loaded, row of the part, column n) fills what of a Finish::Loaded needs no activations, load(...) the rest; both before
+///              the sums are made; store(row, n, loaded, sum) after; each once for each sum. With Finish::kPaired the part is in paired
+///              order, a row one of gate and up, there is nothing to load, and store(row, n, gate sum, up sum)
 template <Kind K, int NT = 1, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& s, Prologue&& prologue,
                                            const Finish& finish) {
@@ -190,6 +278,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& 
     };
     prepare();
     wait_for_predecessor();
+    prologue.ask();
     fetch();
     prologue(h, stride);
     __syncthreads();

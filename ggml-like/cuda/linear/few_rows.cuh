@@ -170,7 +170,7 @@ struct ChunkRing {
     }
 };
 
-// ---- prologues: how activations come into shared memory, as they are, with or without the factors of their norm ----
+// ---- how activations come into shared memory ----
 // All loads of activations go past L1: the kernel may have started before they were written.
 
 /// Columns that a chunk has beyond the matrix.
@@ -183,9 +183,24 @@ __device__ __forceinline__ void zero_padding(bf16* h, int stride, int rows, int 
             h[n * stride + columns + i] = __float2bfloat16(0.0f);
 }
 
-/// h = x, BF16. kTogether: loads of a thread that are under way at the same time, a power of two; 1: of one row.
-template <Kind K, int kTogether = 8>
+/// Stores eight columns of x, in a format other than BF16 times kActivationLift.
+template <Kind K>
+__device__ __forceinline__ void store_eight(bf16* to, const uint4& v) {
+    static_assert(K == Kind::bf16 || kActivationLift<K> == kActivationLift<Kind::nvfp4>);
+    *reinterpret_cast<uint4*>(to) =
+        K == Kind::bf16 ? v : make_uint4(lifted(v.x), lifted(v.y), lifted(v.z), lifted(v.w));
+}
+
+/// A row is loaded by 2^n of a block's threads, eight columns each: as many as it has eights of columns, if the block has them. The
+/// result is n. threads: of the block, a power of two.
+__device__ __forceinline__ int log_threads_of_row(int columns, int threads) {
+    return min(31 - __clz(threads), 32 - __clz(columns / 8 - 1));
+}
+
+/// h = x, BF16, for mixtures; dense products have FewRows (dense_rows.cuh).
+template <Kind K>
 struct PlainRows {
+    static constexpr int kTogether = 8;  // loads of a thread that are under way at the same time
     const bf16* x;
     int64_t ld;
     int columns, rows;
@@ -194,33 +209,18 @@ struct PlainRows {
     __device__ __forceinline__ void early(bf16* h, int stride) const {
         zero_padding(h, stride, rows, columns);
     }
-    __device__ __forceinline__ void late() const {}
     __device__ __forceinline__ void operator()(bf16* h, int stride) const {
-        const Share s(*this);
+        const int log_threads = log_threads_of_row(columns, static_cast<int>(blockDim.x));
+        const int row = threadIdx.x >> log_threads, row_step = blockDim.x >> log_threads;
+        const int column = (threadIdx.x & ((1 << log_threads) - 1)) * 8;
 #pragma unroll 1
-        for (int k = s.column; k < columns; k += s.column_step) {
-            if constexpr (kTogether == 1) {
-                if (s.row == 0) store8(h + k, __ldcg(reinterpret_cast<const uint4*>(x + k)));
-            } else {
+        for (int k = column; k < columns; k += 8 << log_threads)
 #pragma unroll 1
-                for (int n = s.row; n < rows; n += kTogether * s.row_step)
-                    copy_some<1>(x + k, h + k, stride, n, s.row_step);
-            }
-        }
+            for (int n = row; n < rows; n += kTogether * row_step)
+                copy_some<1>(x + k, h + k, stride, n, row_step);
     }
 
   private:
-    /// Of a thread: eights of columns of every row_step-th row. A row is loaded by 2^n threads: as many as it has eights of columns,
-    /// if the block has them.
-    struct Share {
-        int row, row_step, column, column_step;
-
-        __device__ __forceinline__ explicit Share(const PlainRows& p) {
-            const int log_threads = min(31 - __clz(blockDim.x), 32 - __clz(p.columns / 8 - 1));
-            row = threadIdx.x >> log_threads, row_step = blockDim.x >> log_threads;
-            column = (threadIdx.x & ((1 << log_threads) - 1)) * 8, column_step = 8 << log_threads;
-        }
-    };
     /// Eight columns of row n and every step-th after it, up to kTogether rows, but at least kN.
     template <int kN>
     __device__ __forceinline__ void copy_some(const bf16* from, bf16* to, int stride, int n, int step) const {
@@ -235,35 +235,7 @@ struct PlainRows {
             v[j] = __ldcg(reinterpret_cast<const uint4*>(reinterpret_cast<const uint8_t*>(from) +
                                                          int64_t{row(j)} * pitch));
 #pragma unroll
-        for (int j = 0; j < kN; ++j) store8(to + row(j) * stride, v[j]);
-    }
-    /// Eight columns.
-    __device__ __forceinline__ static void store8(bf16* to, const uint4& v) {
-        static_assert(K == Kind::bf16 || kActivationLift<K> == kActivationLift<Kind::nvfp4>);
-        *reinterpret_cast<uint4*>(to) =
-            K == Kind::bf16 ? v : make_uint4(lifted(v.x), lifted(v.y), lifted(v.z), lifted(v.w));
-    }
-};
-
-/// Rows whose norm is deferred, as they are, and their factors in shared memory; up to 16 rows. The last warps have the factors:
-/// with one row they load nothing else.
-template <Kind K, int kTogether>
-struct ScaledRows {
-    PlainRows<K, kTogether> rows;
-    RowScale scale;
-    float* factor;  // [rows]
-    SquaresOfRow<kTogether == 1 ? 12 : 4> squares = {};
-
-    __device__ __forceinline__ static int row() { return kWarps - 1 - static_cast<int>(threadIdx.x) / 32; }
-    __device__ __forceinline__ void early(bf16* h, int stride) const { rows.early(h, stride); }
-    __device__ __forceinline__ void operator()(bf16* h, int stride) {
-        if (row() < rows.rows) squares.load(scale, row());
-        rows(h, stride);
-    }
-    __device__ __forceinline__ void late() const {
-        if (row() >= rows.rows) return;
-        const float own = norm_factor(scale, squares.sum(scale, row()));
-        if (threadIdx.x % 32 == 0) factor[row()] = own;
+        for (int j = 0; j < kN; ++j) store_eight<K>(to + row(j) * stride, v[j]);
     }
 };
 

@@ -48,6 +48,7 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
     if (warp == kSumWarps && elected())
         for (int i = 0; i < primed; ++i) block.copy_weights(i);
     __syncwarp();
+    bring_near(task);
     wait_for_predecessor();
     constexpr bool kReadsSums = S::kCluster > 1 && !S::kSendsSums;  // of other blocks, where they lie
     // Each kind of warp to its end by itself: code for both would be compiled for the fewer registers.

@@ -18,7 +18,7 @@ struct StoreNormed {
     static constexpr bool kPaired = kPairs;
     struct Loaded {};
     void* y;
-    int64_t ld;
+    int ld;  // not 64 bits: so f32 is in the 64 bytes of parameters that have the columns of x, which are read before the wait
     bool f32;
     const float* factor;
 
@@ -38,11 +38,10 @@ struct StoreNormed {
 
 template <Kind K, bool kPairs, int NT>
 __global__ void __launch_bounds__(kThreads, NT == 1 ? 2 : 1)
-    norm_rows_kernel(Part part, DenseLaunch dense, PlainRows<K> rows, RowScale scale,
-                     StoreNormed<kPairs> store) {
+    norm_rows_kernel(Part part, DenseLaunch dense, RowsOfX rows, RowScale scale, StoreNormed<kPairs> store) {
     __shared__ float factor[8 * NT];
     store.factor = factor;
-    dense_rows<K, NT>(part, dense, ScaledRows<K, 8>{rows, scale, factor}, store);
+    dense_rows<K, NT>(part, dense, ScaledRows<K>{FewRows<K>(rows), scale, factor}, store);
 }
 
 template <Kind K, bool kPairs, int NT = 1>
@@ -51,8 +50,8 @@ void run(Context& c, const char* what, const Part& part, const Packed& w, const 
     launch_reading(c, {part.data, weight_bytes(part, w.chunks)}, what, norm_rows_kernel<K, kPairs, NT>,
                    min(c.sms, dense_groups(K, part.tiles, w.chunks)), kThreads,
                    dense_shared_bytes(K, dense_is_deep(c), x.rows, w.chunks), part,
-                   DenseLaunch{w.chunks, x.rows}, PlainRows<K>{x.x, x.ld, w.cols, x.rows}, out.scale,
-                   StoreNormed<kPairs>{out.y, out.ld, out.f32, nullptr});
+                   DenseLaunch{w.chunks, x.rows}, RowsOfX{x.x, x.ld, w.cols, x.rows}, out.scale,
+                   StoreNormed<kPairs>{out.y, static_cast<int>(out.ld), out.f32, nullptr});
 }
 template <Kind K>
 void run(Context& c, const char* what, const Part& part, const Packed& w, const StepRows& x,

@@ -77,7 +77,7 @@ template <int kEach, bool kPrompt>
 __global__ void __launch_bounds__(kThreads, 1) down_fp4_terms(Down a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
-    if constexpr (!kPrompt) wait_for_choice(a);
+    if constexpr (!kPrompt) bring_near(a), bring_near(s), wait_for_choice(a);
     list_groups(k.list, a.groups, a.experts.count, a.rows * a.used, a.rows);
     stream_groups<kEach>(DownWork<kPrompt>{a}, s, k, shared);
 }
@@ -99,6 +99,7 @@ __device__ __forceinline__ void add_four_terms(const Down& a, int n, int column,
 /// A thread 4 columns of a row: y, h and squares.
 __global__ void __launch_bounds__(kSumThreads) down_fp4_sum(Down a) {
     const int n = blockIdx.x, columns = a.experts.rows, column = (blockIdx.y * kSumThreads + threadIdx.x) * 4;
+    bring_near(a);
     wait_for_predecessor();
     allow_successor();
     if (column >= columns) return;

@@ -95,6 +95,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_stream(GateUp a, Stre
     __shared__ float scale[kMaxFp4Rows];
     BlockChoice& choice = *reinterpret_cast<BlockChoice*>(shared);  // the stream uses its memory later
     if constexpr (kMode == Mode::chooses) begin_choice(choice);
+    bring_near(a), bring_near(s);
     wait_for_predecessor();
     allow_successor();  // only now: before its own wait the successor reads what this kernel's predecessor wrote
     const int pairs = a.experts.tiles > 0 ? a.rows * a.used : 0,

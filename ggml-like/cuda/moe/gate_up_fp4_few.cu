@@ -371,6 +371,7 @@ __global__ void __launch_bounds__(kFewThreads, 1) gate_up_fp4_few(GateUp a, Shap
     clear_choices(m.chosen, candidates, a.rows, a.rows * a.used);
     const long long* logits = logits_of_lane(a.choice);
     __syncthreads();
+    bring_near(a.experts.tiles), bring_near(a.permuted), bring_near(a.choice.scale.squares);
     wait_for_predecessor();
     allow_successor();  // only now: before its own wait the successor reads what this kernel's predecessor wrote
     float gate_logit = 0;

@@ -184,6 +184,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
         clear_ranked(ranker, choice);
     else if (threadIdx.x < kMaxPieces)
         routed[threadIdx.x] = RoutedTile(a, rounds, threadIdx.x);
+    bring_near(a.choice.ready);
     wait_for_predecessor();
     allow_successor();  // only now: before its own wait the successor reads what this kernel's predecessor wrote
     SquaresOfRow<4> squares;

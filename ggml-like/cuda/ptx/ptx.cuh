@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace quern::cuda::ptx {
 
@@ -24,6 +25,34 @@ __device__ __forceinline__ void wait_for_predecessor() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+
+/// Reads a word of each line of 64 bytes of a kernel's parameter. Parameters lie in constant memory that no cache has when a kernel begins,
+/// and the first reader of a line waits some 0.3 us. To be called before wait_for_predecessor, for what is needed after it.
+template <typename T>
+__device__ __forceinline__ void bring_near(const T& parameter) {
+    static_assert(sizeof(T) >= 4);
+#if __CUDA_ARCH__ >= 900
+    constexpr int kWords = sizeof(T) / 4, kLine = 16;
+    const auto bring = [&](int i) {
+        uint32_t word;
+        memcpy(&word, reinterpret_cast<const char*>(&parameter) + 4 * i, 4);
+        // An instruction that depends on the word, so that it is read: a nap if it is some number.
+        asm volatile(
+            "{\n.reg .pred some;\nsetp.eq.u32 some, %0, 0x9e3779b1;\n@some nanosleep.u32 1;\n}" ::"r"(word));
+    };
+#pragma unroll
+    for (int i = 0; i < kWords; i += kLine) bring(i);
+    if constexpr (kWords > kLine) bring(kWords - 1);
+#endif
+}
+
+/// Makes the compiler compute the address, or the number, here. It computes what it can where it is used, and of an address that is after
+/// wait_for_predecessor, where an instruction that runs once takes some eight cycles.
+template <typename T>
+__device__ __forceinline__ void pin(T*& address) {
+    asm volatile("" : "+l"(address));
+}
+__device__ __forceinline__ void pin(int& number) { asm volatile("" : "+r"(number)); }
 
 /// Brings a line of memory into L1, without a register that waits for it.
 __device__ __forceinline__ void prefetch_line(const void* p) {
