@@ -24,8 +24,9 @@ struct ReadOnce {
 };
 
 /// Launches on context.stream. `what`: the kernel's name, for messages and bench --ops. The kernel may start before its
-/// predecessor ends: it calls wait_for_predecessor() (ptx.cuh) before it touches anything but weights, state of earlier
-/// steps, what cuda/moe/moe.h says of experts and what it has been told is there (ptx/told.cuh), and every kernel calls it.
+/// predecessor ends: it calls wait_for_predecessor() (ptx.cuh) before it touches anything but weights, inputs of the step as they were
+/// uploaded, state of earlier steps, what cuda/moe/moe.h says of experts and what it has been told is there (ptx/told.cuh), and every
+/// kernel calls it.
 template <typename... P, typename... A>
 void launch_reading(Context& context, const ReadOnce& read, const char* what, void (*kernel)(P...), dim3 grid,
                     dim3 block, int shared_bytes, A... arguments) {
