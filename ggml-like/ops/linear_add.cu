@@ -10,7 +10,6 @@
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/dense_one.cuh"
 #include "ggml-like/cuda/linear/dense_rows.cuh"
-#include "ggml-like/cuda/linear/few_rows.cuh"
 #include "ggml-like/cuda/linear/gemm.h"
 #include "ggml-like/cuda/linear/step_product.h"
 #include "ggml-like/cuda/moe/route_logits.h"

@@ -18,7 +18,7 @@ struct StoreNormed {
     static constexpr bool kPaired = kPairs;
     struct Loaded {};
     void* y;
-    int ld;  // not 64 bits: so f32 is in the 64 bytes of parameters that have the columns of x, which are read before the wait
+    int ld;  // 32 bits, so that f32 lies in the same line of parameters as the columns of x, which are read before the wait (bring_near)
     bool f32;
     const float* factor;
 
